@@ -1,0 +1,13 @@
+"""Tests run from the repository root, whatever directory pytest was started in."""
+
+import sys
+from pathlib import Path
+
+from hypothesis import settings
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+# examples are the same on every machine and in every run; a slow machine is no failure
+settings.register_profile("course", deadline=None, derandomize=True)
+settings.load_profile("course")

@@ -11,7 +11,8 @@ from .model import Panel
 
 NARROW_PX = 2.0     # bars below this width are candidates
 CELL_PX = 2.0       # width of a block
-CROWD = 2           # that many narrow bars in one cell of a row collapse
+CROWD = 2           # that many narrow bars in one cell of a row collapse,
+MANY = 50           # and so do all of a lane that has that many: a lone thin bar would look busier than its neighbours
 
 
 class Blocks(NamedTuple):
@@ -40,7 +41,8 @@ def collapse(panel: Panel, window: tuple[float, float], pixels: float) -> tuple[
     cells = int(pixels / CELL_PX) + 3
     spot = group * cells + at
     crowded = np.bincount(spot[narrow], minlength=int(spot.max(initial=0)) + 1) >= CROWD
-    merged = narrow & crowded[spot]
+    many = np.bincount(panel.lane[shown][narrow], minlength=len(panel.lanes)) >= MANY
+    merged = narrow & (crowded[spot] | many[panel.lane[shown]])
     return shown[~merged], _blocks(group[merged], start[merged], stop[merged], first, cell, cells)
 
 

@@ -161,7 +161,7 @@ class Stage:
         if any(starts.size for panel in scene.panels for starts, _ in panel.gaps.values()):
             handles.append(Patch(facecolor=GAP, edgecolor="none", label="idle"))
         if any(collapse(panel, self._window, self._scale.pixels)[1].share.size for panel in scene.panels):
-            handles.append(Patch(facecolor="#999999", edgecolor="none", label="uneven blocks: many short spans, height = busy"))
+            handles.append(Patch(facecolor="#999999", label="uneven blocks: many short spans, height = busy"))
         if handles:
             self.figure.legend(
                 handles=handles, loc="lower left", bbox_to_anchor=(0.004, 0.0), ncols=len(handles), frameon=False,

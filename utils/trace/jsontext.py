@@ -18,13 +18,14 @@ from .mending import STRING, mend
 from .source import Source
 
 CHUNK_BYTES = 8 << 20
+SCAN_BYTES = 32 << 10             # less than this is scanned rather than guessed at
 BOUNDARY = re.compile(rb"\}\s*,\s*\{")
 TRIES = 3                        # likely boundaries tried before the text is scanned for a certain one
 TOKEN = re.compile(STRING + rb"|[\[\]{}]", re.DOTALL)
 BLANK = re.compile(rb"\s*")
 SCALAR = re.compile(rb'[^\s,\]}"\[{]+')
 MORE, END, CUT = "more", "end", "cut"
-QUOTED_STAMP = (re.compile(rb'("(?:ts|dur)"\s*:\s*)(-?[0-9][0-9.eE+-]*)'), rb'\1"\2"')
+STAMP = re.compile(rb'"ts"\s*:\s*(-?[0-9][0-9.eE+-]*)')
 
 
 class EventText:
@@ -33,7 +34,7 @@ class EventText:
     def __init__(self, source: Source) -> None:
         self.source, self.text = source, source.text
         self.meta: dict[str, Any] = {}
-        self.quote_stamps = False        # numbers of ts and dur stay text, digit for digit
+        self.quote_stamps = False        # numbers of ts stay text, digit for digit
         self.mended: list[int] = []      # offsets of what was mended
 
     def chunks(self) -> Iterator[tuple[list[Any], int, int]]:
@@ -54,7 +55,7 @@ class EventText:
         self._tell_mended()
 
     def parse(self, start: int, end: int) -> list[Any]:
-        """The events between two offsets, numbers of ts and dur as text when ``quote_stamps`` is set."""
+        """The events between two offsets, numbers of ts as text when ``quote_stamps`` is set."""
         body = b"[" + self.text[start:end] + b"]"
         try:
             return orjson.loads(self._quoted(body))
@@ -140,7 +141,10 @@ class EventText:
 
     def _likely_chunk(self, at: int) -> tuple[list[Any], int, int] | None:
         """A chunk that ends at a likely boundary, or None when none of the first few is one."""
-        aim = at + CHUNK_BYTES
+        size = min(CHUNK_BYTES, (len(self.text) - at) // 2)      # ever smaller towards the end of the file
+        if size < SCAN_BYTES:
+            return None
+        aim = at + size
         for _ in range(TRIES):
             cut = BOUNDARY.search(self.text, aim)
             if cut is None:
@@ -204,7 +208,12 @@ class EventText:
             warnings.warn(f"{self.source.label}: {what}, {where}", TraceWarning, stacklevel=2)
 
     def _quoted(self, body: bytes) -> bytes:
-        return QUOTED_STAMP[0].sub(QUOTED_STAMP[1], body) if self.quote_stamps else body
+        """The text with every ts in quotes when its digits are needed: ``"ts"`` cannot occur within a valid string."""
+        if not self.quote_stamps:
+            return body
+        parts = STAMP.split(body)            # text, digits, text, digits, ...: far faster than a substitution
+        parts[1::2] = [b'"ts":"%b"' % digits for digits in parts[1::2]]
+        return b"".join(parts)
 
     def _skip(self, at: int) -> int:
         return BLANK.match(self.text, at).end()

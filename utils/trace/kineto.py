@@ -8,6 +8,7 @@ import warnings
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import compress
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,7 +19,7 @@ from .errors import TraceWarning
 from .jsontext import EventText
 from .pairing import pair
 from .progress import progress_bar
-from .rows import RowReader
+from .rows import RowReader, column
 from .source import read_source
 from .spans import Spans, sorted_spans
 from .stamps import BadStamp, digits_ns, stamps_ns
@@ -91,30 +92,33 @@ class KinetoReader:
 
     def _add(self, events: list[Any], start: int, end: int) -> None:
         rows, codes, halves, skipped = self._sorted_out(events)
-        starts = None if self.text.quote_stamps else stamps_ns([row.get("ts") for row in rows + halves])
-        durations = None if starts is None else stamps_ns(self._durations(rows))
-        if durations is None:
+        starts = None if self.text.quote_stamps else stamps_ns(column(rows + halves, "ts"))
+        if starts is None:
             if not self.text.quote_stamps:
                 self.text.quote_stamps = True
                 events[:] = self.text.parse(start, end)
                 rows, codes, halves, skipped = self._sorted_out(events)
-            starts = digits_ns([row.get("ts") for row in rows + halves])
-            durations = digits_ns(self._durations(rows))
-        self.no_duration += [str(row.get("name")) for row in rows if row.get("dur") is None]
+            starts = digits_ns(column(rows + halves, "ts"))
+        durations = self._durations(rows)
         self.skipped += skipped
         self.halves += zip(starts[len(rows):].tolist(), halves, strict=True)
         self._add_columns(rows, codes, starts[:len(rows)], durations)
 
     def _sorted_out(self, events: list[Any]) -> tuple[list[Row], NDArray[np.int16], list[Row], Counter[str]]:
         """Complete rows that count, what they are, rows that begin or end one, and what was left out."""
-        complete = [event for event in events if event.get("ph") == "X"]
-        halves = [event for event in events if event.get("ph") in ("B", "E")] if len(complete) < len(events) else []
+        phases = column(events, "ph")
+        complete = list(compress(events, [phase == "X" for phase in phases]))
+        halves = [event for event in events if event.get("ph") in ("B", "E")] if "B" in phases or "E" in phases else []
         rows, codes, skipped = self.rows.choose(complete)
         return rows, codes, halves, skipped
 
-    def _durations(self, rows: list[Row]) -> list[Any]:
-        durations = [row.get("dur") for row in rows]
-        return [0 if value is None else value for value in durations] if None in durations else durations
+    def _durations(self, rows: list[Row]) -> NDArray[np.int64]:
+        durations = column(rows, "dur")
+        if None in durations:
+            self.no_duration += [str(row.get("name")) for row in rows if row.get("dur") is None]
+            durations = [0 if value is None else value for value in durations]
+        nano = stamps_ns(durations)
+        return digits_ns(durations) if nano is None else nano
 
     def _add_columns(self, rows: list[Row], codes: NDArray[np.int16], starts: NDArray[np.int64],
                      durations: NDArray[np.int64]) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from itertools import compress
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -32,6 +33,14 @@ HOST_MEMORY = frozenset(("pinned", "pageable", "host"))
 Row = dict[str, Any]
 NO_ARGS: Row = {}
 INT64 = 2**63
+
+
+def column(rows: list[Row], key: str) -> list[Any]:
+    """One value per row, None where a row has none."""
+    try:
+        return list(map(itemgetter(key), rows))
+    except KeyError:
+        return [row.get(key) for row in rows]
 
 
 def category_code(category: Any) -> int:
@@ -70,7 +79,7 @@ class RowReader:
     def choose(self, rows: list[Row]) -> tuple[list[Row], NDArray[np.int16], Counter[str]]:
         """The rows that become spans or annotations, what each is, and the categories of those left out."""
         skipped: Counter[str] = Counter()
-        categories = [row.get("cat") for row in rows]
+        categories = column(rows, "cat")
         for category in set(categories) - self.codes.keys():
             self.codes[category] = category_code(category)
         codes = [self.codes[category] for category in categories]
@@ -84,7 +93,7 @@ class RowReader:
         """Everything but the times; in a file of the course's ``own`` making, kind and lane stand in the arguments."""
         known = self.names
         names = [known.setdefault(name, name) if type(name) is str else str(name)
-                 for name in [row.get("name", "") for row in rows]]
+                 for name in column(rows, "name")]
         args = [row.get("args") or NO_ARGS for row in rows]
         note = codes >= NOTE_HOST
         codes = _own_kinds(args) if own else self._by_name(names, codes)
@@ -92,9 +101,7 @@ class RowReader:
             "name": np.array(names, dtype=object),
             "note": note,
             "kind": codes.astype(np.int8),
-            "bytes": _whole([arg.get("bytes", 0) for arg in args], 0),
             "correlation": _whole([arg.get("correlation", -1) for arg in args], -1),
-            "graph": _whole([arg.get("graph id", 0) for arg in args], 0),
             "track": self._track_codes(rows),
             **(_own_places(args) if own else _places(rows, args, codes)),
         }
@@ -120,17 +127,21 @@ class RowReader:
 
     def _track_codes(self, rows: list[Row]) -> NDArray[np.int64]:
         known = self.tracks
-        places = [(row.get("pid"), row.get("tid")) for row in rows]
+        places = zip(column(rows, "pid"), column(rows, "tid"), strict=True)
         return np.array([known.setdefault(place, len(known)) for place in places], dtype=np.int64)
 
 
 def _places(rows: list[Row], args: list[Row], kinds: NDArray[np.int16]) -> dict[str, NDArray[Any]]:
-    """Stream, device and lane. On the device they fall back to tid and pid, which Kineto fills with the same."""
-    stream, device = np.full(len(rows), -1, np.int64), np.full(len(rows), -1, np.int64)
+    """Lane, and what only device rows have. Stream and device fall back to tid and pid, the same in Kineto."""
+    columns = {"stream": -1, "device": -1, "bytes": 0, "graph": 0}
+    places = {name: np.full(len(rows), default, np.int64) for name, default in columns.items()}
     here = np.flatnonzero(kinds != HOST).tolist()
-    stream[here] = _whole([args[at].get("stream", rows[at].get("tid")) for at in here], -1)
-    device[here] = _whole([args[at].get("device", args[at].get("inDevice", rows[at].get("pid"))) for at in here], 0)
-    return {"stream": stream, "device": device, "lane": LANE_BY_KIND[kinds]}
+    there = [(args[at], rows[at]) for at in here]
+    places["stream"][here] = _whole([arg.get("stream", row.get("tid")) for arg, row in there], -1)
+    places["device"][here] = _whole([arg.get("device", arg.get("inDevice", row.get("pid"))) for arg, row in there], 0)
+    places["bytes"][here] = _whole([arg.get("bytes", 0) for arg, _ in there], 0)
+    places["graph"][here] = _whole([arg.get("graph id", 0) for arg, _ in there], 0)
+    return {**places, "lane": LANE_BY_KIND[kinds]}
 
 
 def _own_kinds(args: list[Row]) -> NDArray[np.int16]:
@@ -141,6 +152,8 @@ def _own_places(args: list[Row]) -> dict[str, NDArray[Any]]:
     return {
         "stream": _whole([arg.get("stream", -1) for arg in args], -1),
         "device": _whole([arg.get("device", -1) for arg in args], -1),
+        "bytes": _whole([arg.get("bytes", 0) for arg in args], 0),
+        "graph": _whole([arg.get("graph id", 0) for arg in args], 0),
         "lane": np.array([LANE_CODES[arg["lane"]] for arg in args], dtype=np.int8),
     }
 

@@ -45,7 +45,7 @@ def read_source(path: str | os.PathLike[str]) -> Source:
 
 
 def _decoded(label: str, text: bytes, form: str) -> Source:
-    if not text.strip():
+    if not text[:BLOCK_BYTES].strip() and not text.strip():
         raise TraceError(f"{label}: byte 0{form}: there is no text in it; record or copy the trace again")
     if text.startswith(b"\xef\xbb\xbf"):
         return Source(label, text[3:], 3, form)

@@ -1,5 +1,7 @@
 """Entry of ``python3 -m utils``; must be readable by any Python, so that an old one gets a clear line."""
 
+# ruff: noqa: UP030, UP032  f-strings do not exist in the Pythons that are refused here
+
 import os
 import sys
 

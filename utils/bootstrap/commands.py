@@ -56,7 +56,7 @@ def run_lab(arguments: list[str]) -> int:
 
 def run_test(arguments: list[str]) -> int:
     python, env = prepare(arguments)
-    return testing.run(python, arguments, lambda command: hand_over(command, env))
+    return testing.run(python, arguments, lambda command, more: hand_over(command, {**env, **more}))
 
 
 def main(arguments: list[str]) -> int:

@@ -14,7 +14,7 @@ def working_folder(root: Path) -> str:
         for line in workspace.refresh(root):
             say(line)
     except OSError as error:
-        say(f"No working copies in my/ ({error.strerror}: {error.filename}): the course's own files are opened instead.")
+        say(f"No working copies in my/ ({error.strerror}: {error.filename}): opening the course's own files.")
         return ""
     return "my/"
 

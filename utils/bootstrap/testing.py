@@ -6,7 +6,7 @@ is tested (``--nbval-lax``).
 
 import os
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from utils.bootstrap import machine
@@ -16,8 +16,8 @@ NOTEBOOKS = ("notebooks", "solutions")
 CELL_TIMEOUT_S = 180            # nbval's own is 2000: a dead kernel would hold the run for half an hour
 MAX_WORKERS = 4
 NO_TESTS = 5                    # pytest's exit status when nothing was selected
-TAKES_VALUE = {"-k", "-m", "-p", "-c", "-o", "-n", "-r", "-W", "--deselect", "--ignore", "--durations", "--tb", "--maxfail",
-               "--rootdir", "--junitxml", "--basetemp"}
+TAKES_VALUE = {"-k", "-m", "-p", "-c", "-o", "-n", "-r", "-W", "--deselect", "--ignore", "--durations", "--tb",
+               "--maxfail", "--rootdir", "--junitxml", "--basetemp"}
 ALONE = ("-n", "--numprocesses", "--pdb", "-s", "--capture", "--trace", "-x")
 PROBE = "from utils.start import find_gpu; raise SystemExit(0 if find_gpu().device else 3)"
 
@@ -25,7 +25,7 @@ PROBE = "from utils.start import find_gpu; raise SystemExit(0 if find_gpu().devi
 def split(arguments: list[str]) -> tuple[list[str], list[str], list[str]]:
     """Options for both runs, paths for pytest, paths of notebooks."""
     options, tests, notebooks = [], [], []
-    for before, argument in zip(["", *arguments], arguments):
+    for before, argument in zip(["", *arguments], arguments, strict=False):
         path = argument.split("::")[0]
         if argument.startswith("-") or before in TAKES_VALUE or not os.path.exists(path):
             options.append(argument)
@@ -50,8 +50,9 @@ def runs(options: list[str], tests: list[str], notebooks: list[str], strict: boo
     if everything or tests:
         result.append(("tests", [*(tests or ["tests"]), *workers(options), *options]))
     if everything or notebooks:
-        nbval = ["--nbval" if strict else "--nbval-lax", "--nbval-current-env", f"--nbval-cell-timeout={CELL_TIMEOUT_S}"]
-        result.append(("notebooks", [*nbval, *(notebooks or NOTEBOOKS), *workers(options), *options]))
+        nbval = ["--nbval" if strict else "--nbval-lax", "--nbval-current-env"]
+        limits = [f"--nbval-cell-timeout={CELL_TIMEOUT_S}"]
+        result.append(("notebooks", [*nbval, *limits, *(notebooks or NOTEBOOKS), *workers(options), *options]))
     return result
 
 
@@ -69,14 +70,14 @@ def has_usable_gpu(python: Path, root: Path) -> bool:
     return subprocess.run([str(python), "-c", PROBE], cwd=root, capture_output=True).returncode == 0
 
 
-def run(python: Path, arguments: list[str], call: Callable[[list[str]], int]) -> int:
-    """Run both and return one exit status; ``call`` runs a command line and returns its status."""
+def run(python: Path, arguments: list[str], call: Callable[[list[str], Mapping[str, str]], int]) -> int:
+    """Run both and return one exit status; ``call(command, more_env)`` runs a command line and returns its status."""
     options, tests, notebooks = split(arguments)
     strict = not has_usable_gpu(python, Path(__file__).resolve().parents[2])
     statuses = []
     for name, pytest_arguments in runs(options, tests, notebooks, strict):
         say(f"== {name}: pytest {' '.join(pytest_arguments)}")
-        statuses.append(call([str(python), "-m", "pytest", *pytest_arguments]))
+        statuses.append(call([str(python), "-m", "pytest", *pytest_arguments], {"COURSE_FIXED_OUTPUTS": "1"}))
         if statuses[-1] == 2:       # interrupted
             break
     return outcome(statuses)

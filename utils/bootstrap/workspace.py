@@ -1,9 +1,9 @@
 """A learner's working copies in ``my/``, which git ignores, so that an update of the course never meets edited files.
 
-``my/`` mirrors ``notebooks/``, ``labs/`` and ``solutions/``, so links between them work. On every start: what is missing
-is copied; what the learner has not edited follows the course; what they have edited stays, and a new version of the
-file is put beside it (``01_critical_path.new.ipynb``). Only the text of the cells counts as an edit: a notebook that was
-merely run is replaced, and the run with its outputs is kept under ``my/earlier/``.
+``my/`` mirrors ``notebooks/``, ``labs/`` and ``solutions/``, so links between them work. On every start: what is
+missing is copied; what the learner has not edited follows the course; what they have edited stays, and a new version of
+the file is put beside it (``01_critical_path.new.ipynb``). Only the text of the cells counts as an edit: a notebook
+that was merely run is replaced, and the run with its outputs is kept under ``my/earlier/``.
 """
 
 import hashlib

@@ -1,0 +1,96 @@
+"""Call the right judge for a learner's function, and turn whatever it does into a verdict."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from .verdict import Tick, Verdict
+
+Answer = Callable[..., Any]
+Judge = Callable[[Answer], Verdict]
+
+
+class Refused(Exception):
+    """Raised by a judge at the first fault it can prove; carries the verdict to show."""
+
+    def __init__(self, verdict: Verdict) -> None:
+        super().__init__(verdict.says)
+        self.verdict = verdict
+
+
+class Check:
+    """The check of one lab: ``check(my_function)`` judges it by its name and shows the verdict.
+
+    An unsolved stub gets "not done yet" and never raises, so an unsolved lab runs to its end.
+    """
+
+    def __init__(self, puzzles: Mapping[str, Judge]) -> None:
+        self.puzzles = dict(puzzles)
+        self._seen: dict[str, tuple[Answer, Verdict]] = {}
+
+    def __call__(self, answer: Answer) -> None:
+        """Judge ``answer`` and show the verdict, as a picture with text in a notebook and as text elsewhere."""
+        verdict = self.judge(answer)
+        try:
+            from IPython import get_ipython
+        except ImportError:
+            get_ipython = None
+        if get_ipython is None or get_ipython() is None:
+            print(verdict)
+            return
+        from IPython.display import display
+        display(verdict)
+
+    def passed(self, answer: Answer) -> bool:
+        """Whether ``answer`` passes; judged again unless it is the function that was judged last (for graders)."""
+        name = getattr(answer, "__name__", "")
+        judged, verdict = self._seen.get(name, (None, None))
+        return verdict.passed if judged is answer and verdict else self.judge(answer).passed
+
+    def judge(self, answer: Answer) -> Verdict:
+        """Return the verdict on ``answer``; raises ValueError when no puzzle has its name."""
+        name = self._puzzle_of(answer)
+        try:
+            verdict = self.puzzles[name](answer)
+        except Refused as refused:
+            verdict = refused.verdict
+        except NotImplementedError:
+            verdict = Verdict(name, says=f"Write {name} in the cell above, then run this cell again.", pending=True)
+        self._seen[name] = (answer, verdict)
+        return verdict
+
+    def _puzzle_of(self, answer: Answer) -> str:
+        name = getattr(answer, "__name__", None)
+        if not callable(answer) or name not in self.puzzles:
+            known = ", ".join(self.puzzles)
+            seen = f"a function called {name!r}" if callable(answer) else repr(answer)
+            raise ValueError(f"check({seen}): give one of this lab's functions, not its result: {known}")
+        return name
+
+
+def call(puzzle: str, answer: Answer, *arguments: Any, on: str) -> Any:
+    """Run a learner's function on one case; its own error becomes a verdict that names the case and the line.
+
+    Raises Refused for an exception of the learner's and for a missing return value; lets NotImplementedError through.
+    """
+    try:
+        result = answer(*arguments)
+    except NotImplementedError:
+        raise
+    except Exception as error:
+        raise Refused(_failed(puzzle, error, on)) from error
+    if result is None:
+        raise Refused(Verdict(puzzle, [Tick("correct", False, f"{puzzle} returned None on {on}")],
+                              says="Does every way through the function end in a return?"))
+    return result
+
+
+def _failed(puzzle: str, error: Exception, on: str) -> Verdict:
+    last = traceback.extract_tb(error.__traceback__)
+    inner = [frame for frame in last if frame.name == puzzle] or list(last)
+    where = f"line {inner[-1].lineno} of its cell" if inner and inner[-1].filename.startswith(("<ipython", "/")) else ""
+    line = f": {inner[-1].line}" if inner and inner[-1].line else ""
+    return Verdict(puzzle, [Tick("correct", False, f"it raised {type(error).__name__} on {on}")],
+                   says=f"{type(error).__name__}: {error}" + (f"\nRaised in {where}{line}" if where else ""))

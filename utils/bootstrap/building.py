@@ -8,12 +8,11 @@ import subprocess
 import sys
 from pathlib import Path
 
-from utils.bootstrap import install, machine
+from utils.bootstrap import install, machine, probe
 from utils.bootstrap.console import Stop, say
 from utils.bootstrap.state import LOCK, clean_env, expected_stamp, look, venv_python, write_stamp
 
-IMPORTS = ("torch", "numpy", "pandas", "networkx", "matplotlib", "ipywidgets", "orjson", "tqdm", "jupyterlab", "nbval",
-           "pytest", "xdist", "hypothesis")
+MODULES = {"pytest-xdist": "xdist"}     # where the module is not called as the package
 TRY_IMPORTS = """
 import importlib, sys
 for name in sys.argv[1:]:
@@ -99,9 +98,10 @@ def announce(venv: Path) -> None:
         say(f"Only {machine.free_gib(venv.parent):.1f} GB are free there: this may not be enough.")
 
 
-def try_imports(python: Path) -> str:
-    """First module that cannot be imported, with its error in one line; "" when all can."""
-    done = subprocess.run([str(python), "-I", "-W", "ignore", "-c", TRY_IMPORTS, *IMPORTS], env=clean_env(),
+def try_imports(python: Path, wanted: Path) -> str:
+    """First required module that cannot be imported, with its error in one line; "" when all can."""
+    modules = [MODULES.get(name, name) for name in probe.requirements(wanted)]
+    done = subprocess.run([str(python), "-I", "-W", "ignore", "-c", TRY_IMPORTS, *modules], env=clean_env(),
                           capture_output=True, text=True, errors="replace")
     return "" if done.returncode == 0 else (done.stderr.strip().splitlines() or ["Python ended without a word"])[-1]
 
@@ -119,7 +119,7 @@ def fill(venv: Path, wanted: Path) -> None:
     stamp = expected_stamp(venv, wanted, found["python"])
     write_stamp(venv, stamp | {"requirements": "being installed"})
     install.run_pip(pip, ["install", "-r", str(wanted)], clean_env())
-    if broken := try_imports(python):
+    if broken := try_imports(python, wanted):
         raise Unusable(f"Installed, but it cannot be used: {broken}. "
                        + ("Install Microsoft's Visual C++ Redistributable, or " if os.name == "nt" else "")
                        + f"delete {venv} and run the same command again.")

@@ -29,9 +29,12 @@ ADVICE = (
      "Without any network: README.md, \"No network\"."),
     (r"DO NOT MATCH THE HASHES",
      "A download arrived damaged: run the same command again."),
-    (r"No matching distribution found for torch|from versions: none",
+    (r"No matching distribution found for torch",
      "There is no torch wheel for {machine}. torch needs 64-bit Linux (glibc), 64-bit Windows or macOS on Apple "
      "silicon, and a Python that it supports: look under \"Get Started\" at PyTorch's site."),
+    (r"from versions: none",
+     "The package index offered nothing for {machine}: check that pip reaches an index (PIP_INDEX_URL, PIP_NO_INDEX), "
+     "{again}."),
     (r"No matching distribution found|ResolutionImpossible|Requires-Python",
      "pip found no fitting version for {machine}: see its message above; a newer Python often helps."),
     (r"Permission denied|Errno 13|WinError 5\b|WinError 32\b|Read-only file system",

@@ -37,9 +37,14 @@ def look(python: Path, wanted: Path) -> dict | None:
         return None
 
 
+def real_path(path: Path) -> str:
+    """The same text whatever the locale decodes file names with."""
+    return os.fsencode(os.path.realpath(path)).decode("utf-8", "backslashreplace")
+
+
 def expected_stamp(venv: Path, wanted: Path, python: str) -> dict[str, str]:
     digest = hashlib.sha256(wanted.read_bytes()).hexdigest()
-    return {"requirements": digest, "python": python, "path": os.path.realpath(venv)}
+    return {"requirements": digest, "python": python, "path": real_path(venv)}
 
 
 def read_stamp(venv: Path) -> dict[str, str]:
@@ -68,7 +73,7 @@ def is_ready(venv: Path, wanted: Path) -> bool:
 def fault_of(venv: Path, wanted: Path) -> str | None:
     """Why an existing .venv must be made anew, in a few words; None if it can be used or completed."""
     stamp = read_stamp(venv)
-    if stamp.get("path", os.path.realpath(venv)) != os.path.realpath(venv):
+    if stamp.get("path", real_path(venv)) != real_path(venv):
         return "the course was moved or copied here"
     found = look(venv_python(venv), wanted)
     if found is None:

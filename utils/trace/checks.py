@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from .errors import TraceWarning
 from .spans import KIND_CODES, NS_PER_US, WORK_KINDS, Spans
 
+EXACT_NS = 2**53                 # 104 days
 CLOCK_STEP_NS = 1                # a start and a duration that were rounded on their own may disagree by this much
 
 
@@ -38,6 +39,15 @@ def tell_overlaps(spans: Spans, label: str) -> None:
         where = f"first on stream {spans.stream[at]} at {spans.start_ns[at] / NS_PER_US:.3f} us"
         text = f"overlap earlier work on their own stream: kept, busy time counts once; {where}"
         warn(label, [str(spans.name[index]) for index in late], text)
+
+
+def tell_span(spans: Spans, label: str) -> None:
+    """Warn when a trace covers more time than nanoseconds in a double can tell apart: some stamp must be wrong."""
+    if len(spans) and spans.start_ns[-1] - spans.start_ns[0] > EXACT_NS:
+        gap = int(np.argmax(np.diff(spans.start_ns)))
+        text = f"{label}: its spans cover more than 104 days, with the widest gap before {spans.name[gap + 1]!r}"
+        warnings.warn(f"{text}: stamps of two kinds in one file; measures across the gap are not exact", TraceWarning,
+                      stacklevel=2)
 
 
 def overlapping(spans: Spans) -> NDArray[np.int64]:

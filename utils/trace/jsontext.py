@@ -23,7 +23,7 @@ BOUNDARY = re.compile(rb"\}\s*,\s*\{")
 TRIES = 3                        # likely boundaries tried before the text is scanned for a certain one
 TOKEN = re.compile(STRING + rb"|[\[\]{}]", re.DOTALL)
 BLANK = re.compile(rb"\s*")
-SCALAR = re.compile(rb'[^\s,\]}"\[{]+')
+SCALAR = re.compile(rb'[^\s,:\]}"\[{]+')
 MORE, END, CUT = "more", "end", "cut"
 STAMP = re.compile(rb'"ts"\s*:\s*(-?[0-9][0-9.eE+-]*)')
 
@@ -107,7 +107,8 @@ class EventText:
         else:
             end = self._scan(at, at + 1)[1]
         if end == at:
-            raise self._broken(at, "a value was expected")
+            cut = self.text[at:at + 1] == b'"'       # a string without an end
+            raise self._broken(len(self.text) if cut else at, "a value was expected")
         body = self.text[at:end]
         try:
             return orjson.loads(body), end

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from .checks import clip_negative, tell_overlaps, warn
+from .checks import clip_negative, tell_overlaps, tell_span, warn
 from .errors import TraceWarning
 from .jsontext import EventText
 from .pairing import pair
@@ -161,6 +161,7 @@ class KinetoReader:
     def _tell(self, label: str, spans: Spans, own: bool) -> None:
         warn(label, self.no_duration, "have no duration: kept with duration 0")
         warn(label, self.rows.unclear_copies, "are copies whose name tells no direction: kept as d2d")
+        tell_span(spans, label)
         if not own:
             tell_overlaps(spans, label)
         if self.skipped and not len(spans):

@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 # A quote that must close its string: behind it the next key or the end of the file follows. Were it escaped instead,
 # the string would end at that key's opening quote and a bare word would follow, which is never valid.
-CLOSING = rb'"(?=\s*[,}\]][\s,\[\]{}]*(?:"[A-Za-z_]|\Z))'
+CLOSING = rb'"(?=\s*(?:\Z|[,}\]][\s,\[\]{}]*(?:"[A-Za-z_]|\Z)))'
 STRING = rb'"[^"\\]*(?:\\(?!' + CLOSING + rb')[\s\S][^"\\]*)*(?:\\(?=' + CLOSING + rb'))?"'
 
 PIECE = re.compile(

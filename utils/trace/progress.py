@@ -11,7 +11,9 @@ DELAY_S = 1.0
 
 def somebody_looks() -> bool:
     """Whether standard error is a terminal or a notebook."""
-    return "ipykernel" in sys.modules or bool(getattr(sys.stderr, "isatty", bool)())
+    ipython = sys.modules.get("IPython")
+    notebook = ipython is not None and hasattr(ipython.get_ipython(), "kernel")
+    return notebook or bool(getattr(sys.stderr, "isatty", bool)())
 
 
 @contextmanager

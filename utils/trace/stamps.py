@@ -35,7 +35,7 @@ def stamps_ns(values: list[Any]) -> NDArray[np.int64] | None:
         micro = np.array(values, dtype=np.float64)
     except (TypeError, ValueError, OverflowError):
         return None
-    if micro.size and not np.abs(micro).max() < EXACT_DOUBLE_US:      # also when one is NaN
+    if micro.ndim != 1 or (micro.size and not np.abs(micro).max() < EXACT_DOUBLE_US):      # also when one is NaN
         return None
     return np.rint(micro * NS_PER_US).astype(np.int64)
 
@@ -72,7 +72,7 @@ def _stamp_ns(value: Any, index: int) -> int:
     text = value if type(value) is str else repr(value) if type(value) in (int, float) else ""
     try:
         nano = int(text[:-4] + text[-3:]) if text[-4:-3] == "." else _decimal_ns(text)
-    except (ValueError, InvalidOperation):
+    except (ValueError, ArithmeticError):
         raise BadStamp(index, value) from None
     if not -LIMIT_NS < nano < LIMIT_NS:
         raise BadStamp(index, value)

@@ -11,7 +11,7 @@ import ipywidgets as widgets
 from ..timeline.units import SHOWN, number
 
 STEPS = 100             # a slider without a step of its own gets about so many
-LABEL_PX, FIELD_PX = 110, 84
+LABEL_PX, SLIDER_PX, FIELD_PX, UNIT_PX = 90, 290, 70, 40
 
 
 @dataclass(frozen=True)
@@ -76,12 +76,13 @@ class ControlRow(widgets.HBox):
         self.slider = kind(
             value=self._value, min=control.low, max=control.high, step=step, readout=False,
             description=control.title, style={"description_width": f"{LABEL_PX}px"},
-            layout={"width": "380px", "max_width": "100%"})
+            layout={"width": f"{SLIDER_PX}px", "max_width": "100%"})
         self.field = field(value=self._value, step=step, tooltip=f"{control.title}, typed",
                            layout={"width": f"{FIELD_PX}px"})
         self.slider.observe(self._from_slider, "value")
         self.field.observe(self._from_field, "value")
-        super().__init__([self.slider, self.field, widgets.Label(SHOWN.get(control.unit, control.unit))])
+        unit = widgets.Label(SHOWN.get(control.unit, control.unit), layout={"width": f"{UNIT_PX}px"})
+        super().__init__([self.slider, self.field, unit])
 
     @property
     def value(self) -> float:

@@ -28,7 +28,7 @@ class TimelineSliders(widgets.VBox):
     keyword per control: a Picture of ``utils.timeline`` or whatever ``timeline()`` draws. It should only calculate:
     it may run on another thread than the cell. ``reserve``: values at which the picture is highest, so that it never
     changes its size. Raises ValueError for controls of equal names; errors of the first ``build`` pass through,
-    later ones are shown below the picture, which stays.
+    later ones are shown above the picture, which stays.
     """
 
     def __init__(self, controls: Iterable[Control], build: Callable[..., Any],
@@ -44,10 +44,11 @@ class TimelineSliders(widgets.VBox):
         if reserve:
             self._height_in = scene_height(self._picture_for({**self.values, **reserve}).scene)
         self.picture = self._picture_for(self.values)
-        self._image = widgets.Image(format="png", tooltip="Timeline; its facts follow in words",
-                                    layout={"align_self": "flex-start", "max_width": "100%", "object_fit": "contain"})
-        self._message = widgets.HTML()
-        super().__init__([*self._rows.values(), self._image, self._message])
+        self._image = widgets.Image(format="png", layout={
+            "align_self": "flex-start", "max_width": "100%", "object_fit": "contain"})
+        self._message = widgets.HTML(layout={"min_height": "26px"})     # a message must not move the picture
+        controls_box = widgets.Box(list(self._rows.values()), layout={"flex_flow": "row wrap"})
+        super().__init__([controls_box, self._message, self._image])
         self._redraw("")
 
     # values

@@ -2,7 +2,7 @@
 
     h2d stream 13     |[128 MiB>[128 MiB>[128 MiB>[128 MiB>.........|
     compute stream 7  |.........[gemm#:..[gemm#:..[gemm#:..[gemm#::.|
-                       0        10        20        30        40 ms
+    ms                 0         10        20        30        40
 """
 
 from __future__ import annotations

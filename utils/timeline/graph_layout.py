@@ -22,7 +22,7 @@ Point = tuple[float, float]
 
 SWEEPS = 8
 MOST_TASKS = 300          # beyond, a drawing shows nothing
-ROW_IN, NODE_IN = 0.56, 0.42
+ROW_IN, NODE_IN = 0.52, 0.40
 
 
 @dataclass(frozen=True, eq=False)

@@ -21,7 +21,7 @@ from .units import number, quantity, ticks
 
 FONT = 9.0            # points, the smallest size used
 DPI = 100
-LANE_IN, CROWDED_LANE_IN, ROW_IN = 0.36, 0.27, 0.17     # heights: a lane, one of many lanes, a further row
+LANE_IN, CROWDED_LANE_IN, ROW_IN = 0.33, 0.27, 0.17     # heights: a lane, one of many lanes, a further row
 MANY_LANES = 12
 PAD_IN = 0.05         # between a lane's border and its bars
 EDGE_PX = 4.0         # bars narrower than this carry no border

@@ -123,7 +123,7 @@ class Stage:
         self._place_axes(scene, rows, EDGE_IN + title_in)
         if scene.title:
             self._write(EDGE_IN, EDGE_IN + LINE_IN / 2, scene.title, fontsize=TITLE_POINTS, fontweight="bold")
-        self._draw_legend(scene)
+        self._draw_legend(scene, EDGE_IN + title_in + sum(row.height + row.above for row in rows))
 
     def _place_axes(self, scene: Scene, rows: list[_Row], top: float) -> None:
         width, height = self.figure.get_size_inches()
@@ -153,7 +153,7 @@ class Stage:
         self.figure.add_artist(_text(x / width, 1 - y / height, drawable(text),
                                      transform=self.figure.transFigure, **style))
 
-    def _draw_legend(self, scene: Scene) -> None:
+    def _draw_legend(self, scene: Scene, top: float) -> None:
         handles = [Patch(facecolor=KINDS[code].colour, edgecolor=INK, linewidth=0.7, hatch=KINDS[code].hatch or None,
                          label=KINDS[code].word) for code in _codes(scene)]
         if _has_critical(scene):
@@ -162,11 +162,12 @@ class Stage:
             handles.append(Patch(facecolor=GAP, edgecolor="none", label="idle"))
         if any(collapse(panel, self._window, self._scale.pixels)[1].share.size for panel in scene.panels):
             handles.append(Patch(facecolor="#999999", label="uneven blocks: many short spans, height = busy"))
+        top += AXIS_IN if scene.panels else 0
         if handles:
             self.figure.legend(
-                handles=handles, loc="lower left", bbox_to_anchor=(0.004, 0.0), ncols=len(handles), frameon=False,
-                handlelength=1.6, handleheight=1.0, columnspacing=1.2, labelcolor=INK,
-                prop={"family": FAMILY, "size": FONT})
+                handles=handles, loc="upper left", bbox_to_anchor=(0.004, 1 - top / self._height),
+                ncols=len(handles), frameon=False, handlelength=1.6, handleheight=1.0, columnspacing=1.2,
+                labelcolor=INK, prop={"family": FAMILY, "size": FONT})
 
     # the bars
     def _move(self, scene: Scene) -> None:

@@ -53,7 +53,8 @@ def window_line(panel: Panel, window: tuple[float, float], unit: str, factor: fl
 def timeline_text(panels: list[Panel], window: tuple[float, float], title: str) -> str:
     """All panels on the same axis, the key in words, and one table per panel."""
     unit, factor = axis_unit(panels[0].unit, window[1] - window[0], keep=panels[0].keep_unit)
-    gutter = min(max((columns(lane.label) for panel in panels for lane in panel.lanes), default=0), LABEL_WIDTH)
+    labels = [unit, *(lane.label for panel in panels for lane in panel.lanes)]
+    gutter = min(max(columns(label) for label in labels), LABEL_WIDTH)
     cells = WIDTH - gutter - 3
     lines = wrapped(title) if title else []
     for panel in panels:
@@ -64,10 +65,10 @@ def timeline_text(panels: list[Panel], window: tuple[float, float], title: str) 
         lines += [f"{fit(lane.label, gutter)} |{lane_row(panel, index, window, cells)}|"
                   for index, lane in enumerate(panel.lanes)]
         lines += [] if panel.lanes else ["(no spans)"]
-    lines.append(" " * (gutter + 2) + axis_row(window, cells, unit, factor))
+    lines.append(f"{fit(unit, gutter)}  {axis_row(window, cells, factor)}")
     lines += wrapped(key_line(panels))
     for panel in panels:
-        lines += ["", *table_lines(panel, window, unit, factor, gutter)]
+        lines += ["", *table_lines(panel, unit, factor, gutter, len(panels) > 1)]
         if panel.path:
             lines += wrapped(f"critical path: {' > '.join(panel.path)}")
     return "\n".join(line.rstrip() for line in lines)
@@ -128,17 +129,17 @@ def _integral(points: Floats, edges: Floats) -> Floats:
     return before * edges - np.concatenate(([0.0], np.cumsum(points)))[before]
 
 
-def axis_row(window: tuple[float, float], cells: int, unit: str, factor: float) -> str:
-    """Numbers whose first digit stands under their time, the unit behind the last one."""
+def axis_row(window: tuple[float, float], cells: int, factor: float) -> str:
+    """Numbers whose first digit stands under their time."""
     first, last = window[0] * factor, window[1] * factor
     places, decimals = ticks(first, last, cells // TICK_COLUMNS)
     row = ""
     for tick in places:
         column = min(int((tick - first) / (last - first) * cells), cells - 1)
         text = number(tick, decimals)
-        if column >= len(row) + bool(row) and column + len(text) <= cells:
+        if column >= len(row) + bool(row) and column + len(text) <= cells + 1:
             row = row.ljust(column) + text
-    return f"{row} {unit}"[:cells + 1] if len(row) + 1 + len(unit) <= cells else f"{row[:cells - len(unit) - 1]} {unit}"
+    return row
 
 
 def key_line(panels: list[Panel]) -> str:
@@ -149,10 +150,10 @@ def key_line(panels: list[Panel]) -> str:
     return "key: " + ", ".join(words)
 
 
-def table_lines(panel: Panel, window: tuple[float, float], unit: str, factor: float, gutter: int) -> list[str]:
+def table_lines(panel: Panel, unit: str, factor: float, gutter: int, named: bool) -> list[str]:
     """Spans, busy time and idle share of every lane inside the window."""
     gutter = max(gutter, 4)
-    head = clean(panel.name, 30)
+    head = clean(panel.name, 30) if named else ""
     lines = [f"{fit('lane', gutter)}  {'spans':>7}  {'busy':>12}  {'idle':>5}" + (f"   ({head})" if head else "")]
     shown = panel.shown()
     busy = [panel.busy_time(lane) * factor for lane in range(len(panel.lanes))]

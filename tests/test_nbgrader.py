@@ -1,0 +1,78 @@
+"""The labs under nbgrader: it makes the same cells as this course does, and grades what learners hand in.
+
+Needs the ``instructors`` extra (nbgrader is no requirement of the course) and is skipped without it.
+"""
+
+import copy
+import re
+import shutil
+
+import nbformat
+import pytest
+from conftest import ROOT
+
+from utils.labs import generate
+
+api = pytest.importorskip("nbgrader.api", reason="nbgrader comes with the instructors extra")
+traitlets_config = pytest.importorskip("traitlets.config")
+pytestmark = pytest.mark.filterwarnings("default")   # nbgrader and what it stands on warn about themselves
+
+STEM = "01_critical_path"
+POINTS = {"check_critical_paths": 3, "check_slack": 2, "check_best_to_halve": 2, "check_lower_bound": 2,
+          "check_double_buffer_graph": 3}
+
+
+@pytest.fixture(scope="module")
+def course(tmp_path_factory):
+    """An nbgrader course folder with the released lab and three hand-ins, graded."""
+    folder = tmp_path_factory.mktemp("course")
+    for name in ("utils", "notebooks", "traces", "benchmarks"):
+        shutil.copytree(ROOT / name, folder / name)
+    (folder / "source" / "lab").mkdir(parents=True)
+    shutil.copy(ROOT / "solutions" / f"{STEM}.ipynb", folder / "source" / "lab")
+    config = traitlets_config.Config()
+    config.CourseDirectory.root = str(folder)
+    config.CourseDirectory.course_id = "course"
+    config.ClearSolutions.code_stub = {"python": "\n".join(generate.STUB)}
+    grader = api.Gradebook(f"sqlite:///{folder}/gradebook.db")
+    from nbgrader.apps import NbGraderAPI
+    manager = NbGraderAPI(config=config)
+    made = manager.generate_assignment("lab", create=True)
+    assert made["success"], made.get("error")
+    hand_in(folder, "nobody", solved=())
+    hand_in(folder, "some", solved=("slack", "double_buffer_graph"))
+    hand_in(folder, "all", solved=[name.removeprefix("check_") for name in POINTS])
+    for student in ("nobody", "some", "all"):
+        graded = manager.autograde("lab", student, create=True)
+        assert graded["success"], graded.get("error")
+    with grader:
+        yield folder, {submission.student.id: {grade.name: grade.auto_score for notebook in submission.notebooks
+                                               for grade in notebook.grades}
+                       for submission in grader.assignment_submissions("lab")}
+
+
+def hand_in(folder, student, solved):
+    """The lab as this course generates it, with some stubs replaced by their solutions."""
+    solution = nbformat.read(ROOT / "solutions" / f"{STEM}.ipynb", as_version=4)
+    lab = copy.deepcopy(generate.generate(solution))
+    for cell, full in zip(lab.cells, solution.cells, strict=True):
+        if cell.id in solved:
+            cell.source = re.sub(r" *### (BEGIN|END) SOLUTION\n?", "", full.source)
+    path = folder / "submitted" / student / "lab" / f"{STEM}.ipynb"
+    path.parent.mkdir(parents=True)
+    nbformat.write(lab, path)
+
+
+def test_nbgrader_generates_the_same_cells(course):
+    folder, _ = course
+    released = nbformat.read(folder / "release" / "lab" / f"{STEM}.ipynb", as_version=4)
+    ours = nbformat.read(ROOT / "labs" / f"{STEM}.ipynb", as_version=4)
+    assert [(cell.id, cell.source) for cell in released.cells] == [(cell.id, cell.source) for cell in ours.cells]
+
+
+def test_nbgrader_grades_what_was_solved(course):
+    _, scores = course
+    assert scores["all"] == POINTS
+    assert scores["nobody"] == dict.fromkeys(POINTS, 0)
+    assert scores["some"] == {name: points if name in ("check_slack", "check_double_buffer_graph") else 0
+                              for name, points in POINTS.items()}

@@ -18,7 +18,8 @@ WIDGET_VIEW = "application/vnd.jupyter.widget-view+json"
 
 
 def fork(duration=3):
-    graph = nx.DiGraph([("S", "A"), ("S", "B"), ("A", "T"), ("B", "T")])
+    graph = nx.DiGraph()
+    graph.add_edges_from([("S", "A"), ("S", "B"), ("A", "T"), ("B", "T")])
     nx.set_node_attributes(graph, {"S": 1, "A": 4, "B": duration, "T": 1}, "duration")
     return graph
 
@@ -150,10 +151,11 @@ def test_schedule_sliders_move_task_times_and_workers():
     graph = fork()
     view = ScheduleSliders(graph, 2, tasks=["A", "B"], workers=(1, 4), title="Fork")
     assert view.values == {"A": 4, "B": 3, "workers": 2}
-    assert view.png == view.png and "Fork" in view.text
+    assert view.text.split("\n\n")[1] == "Fork"
     view.set(B=7, workers=1)
     moved = fork(7)
     assert view.picture.text == dag_and_schedule(moved, dag.schedule(moved, 1), title="Fork").text
+    assert view.png == dag_and_schedule(moved, dag.schedule(moved, 1), title="Fork").png
     assert graph.nodes["B"]["duration"] == 3      # the caller's graph is left alone
 
 
@@ -164,6 +166,15 @@ def test_the_picture_keeps_its_size_while_workers_change():
         view.set(workers=workers)
         sizes.add((image(view).layout.width, image(view).layout.height, bytes(image(view).value[16:24])))
     assert len(sizes) == 1
+
+
+def test_the_frame_is_drawn_again_only_when_the_axis_or_the_lanes_change():
+    view = ScheduleSliders(fork(), 2, tasks=["B"], workers=(1, 4))
+    frame = view._stage._frame
+    view.set(B=2)
+    assert view._stage._frame is frame
+    view.set(workers=3)
+    assert view._stage._frame is not frame
 
 
 def test_units_of_named_resources_and_queues():

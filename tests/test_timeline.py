@@ -50,7 +50,8 @@ def random_trace(count, seed=0, mean=12.0):
 
 
 def two_workers():
-    graph = nx.DiGraph([("S", "B"), ("B", "T"), ("S", "A"), ("A", "T")])
+    graph = nx.DiGraph()
+    graph.add_edges_from([("S", "B"), ("B", "T"), ("S", "A"), ("A", "T")])
     nx.set_node_attributes(graph, {"S": 1, "A": 4, "B": 6, "T": 1}, "duration")
     return dag.schedule(graph, 2)
 
@@ -117,7 +118,8 @@ def test_idle_gaps_are_marked_on_the_compute_lane_and_complete_its_busy_time():
 
 
 def test_idle_gaps_of_a_schedule_are_on_its_bottleneck():
-    graph = nx.DiGraph([("copy", "mm")])
+    graph = nx.DiGraph()
+    graph.add_edges_from([("copy", "mm")])
     graph.add_node("copy", duration=5, resource="h2d")
     graph.add_node("mm", duration=2, resource="compute")
     panel = panel_of(dag.schedule(graph, {"h2d": 1, "compute": 1}))

@@ -137,7 +137,8 @@ def test_graph_and_schedule_share_one_figure_and_agree():
 
 
 def test_bad_graphs_get_one_clear_error():
-    cycle = nx.DiGraph([("a", "b"), ("b", "a")])
+    cycle = nx.DiGraph()
+    cycle.add_edges_from([("a", "b"), ("b", "a")])
     nx.set_node_attributes(cycle, 1, "duration")
     with pytest.raises(dag.GraphError, match="cycle"):
         dag_figure(cycle)

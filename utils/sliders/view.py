@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import base64
+import gc
 import html
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -19,6 +21,18 @@ from .controls import Control, ControlRow
 from .saved import WIDGET_VIEW
 
 HIDDEN = "position:absolute;left:-9999px;width:1px;height:1px;overflow:hidden"     # read aloud, not shown
+
+
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """Keep Python's cyclic garbage collector from stopping a redraw: its thousands of small objects live one step."""
+    running = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if running:
+            gc.enable()
 
 
 class TimelineSliders(widgets.VBox):
@@ -78,14 +92,17 @@ class TimelineSliders(widgets.VBox):
     # drawing
     def _picture_for(self, values: Mapping[str, float]) -> Picture:
         made = self._build(**values)
-        picture = made if isinstance(made, Picture) else timeline(made)
-        return Picture(replace(picture.scene, height_in=self._height_in))
+        return made if isinstance(made, Picture) else timeline(made)
 
     def _redraw(self, message: str) -> None:
         self.redraws += 1
+        with _no_collection():
+            self._redraw_now(message)
+
+    def _redraw_now(self, message: str) -> None:
         try:
             picture = self._picture_for(self.values)
-            pixels = self._stage.pixels(picture.scene)
+            pixels = self._stage.pixels(replace(picture.scene, height_in=self._height_in))
         except Exception as error:
             if not self._image.value:
                 raise

@@ -248,7 +248,9 @@ def _schedule_facts(schedule: Any, options: Options, name: str) -> Facts:
 
 
 def _cold(limited_by: str) -> str:
-    return f"cold: {limited_by}" if limited_by == "critical path" else f"cold: load of {clean(limited_by)}"
+    if limited_by == "critical path":
+        return f"cold: {limited_by}"
+    return f"cold: load of {ENGINE_NAMES.get(limited_by, clean(limited_by))}"
 
 
 def _schedule_gaps(

@@ -150,7 +150,7 @@ def _block_artists(panel: Panel, blocks: Blocks) -> list[Artist]:
         boxes = _boxes(blocks.start[mine], blocks.stop[mine], bottom - (bottom - top) * drawn, bottom)
         artists.append(PolyCollection(boxes, facecolors=KINDS[code].colour, edgecolors="none", antialiaseds=False))
         crest = boxes[:, [1, 2], :]     # a dark crest keeps blocks apart from bars in print
-        artists.append(LineCollection(crest, colors=EDGE, linewidths=0.7))
+        artists.append(LineCollection(crest, colors=EDGE, linewidths=0.5))
     return artists
 
 

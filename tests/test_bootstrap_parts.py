@@ -136,9 +136,9 @@ def test_a_full_disk_is_announced(monkeypatch, capsys, tmp_path):
 @pytest.mark.parametrize("log, expected", [
     ("ERROR: Could not install packages: [Errno 28] No space left on device", "The disk is full"),
     ("WARNING: Retrying ... SSLError(SSLCertVerificationError(1, '[CERTIFICATE_VERIFY_FAILED]", "certificate"),
-    ("WARNING: Retrying ... ProxyError('Cannot connect to proxy.', OSError('Tunnel connection failed: 407", "The proxy"),
-    ("WARNING: ... NewConnectionError: [Errno -3] Temporary failure in name resolution\nERROR: No matching distribution "
-     "found for torch>=2.9", "No connection to the package index"),
+    ("WARNING: Retrying ... ProxyError('Cannot connect to proxy', OSError('Tunnel connection failed: 407", "The proxy"),
+    ("WARNING: ... NewConnectionError: [Errno -3] Temporary failure in name resolution\nERROR: No matching "
+     "distribution found for torch>=2.9", "No connection to the package index"),
     ("ERROR: Could not find a version that satisfies the requirement torch>=2.9 (from versions: 2.2.2)\n"
      "ERROR: No matching distribution found for torch>=2.9", "There is no torch wheel for Python 3."),
     ("ERROR: Could not find a version that satisfies the requirement orjson (from versions: none)", "offered nothing"),

@@ -1,9 +1,9 @@
 """A learner's working copies in ``my/``, which git ignores, so that an update of the course never meets edited files.
 
-``my/`` mirrors ``notebooks/``, ``labs/`` and ``solutions/``, so links between them work. On every start: what is
-missing is copied; what the learner has not edited follows the course; what they have edited stays, and a new version of
-the file is put beside it (``01_critical_path.new.ipynb``). Only the text of the cells counts as an edit: a notebook
-that was merely run is replaced, and the run with its outputs is kept under ``my/earlier/``.
+``my/`` mirrors ``notebooks/``, ``labs/`` and ``solutions/`` and the pages they link to, so that links work. On every
+start: what is missing is copied; what the learner has not edited follows the course; what they have edited stays, and a
+new version of the file is put beside it (``01_critical_path.new.ipynb``). Only the text of the cells counts as an edit:
+a notebook that was merely run is replaced, and the run with its outputs is kept under ``my/earlier/``.
 """
 
 import hashlib
@@ -15,6 +15,8 @@ from pathlib import Path
 from utils.bootstrap.lock import locked
 
 FOLDERS = ("notebooks", "labs", "solutions")
+LINKED = ("docs", "traces", "benchmarks")       # of these, what a link opens to be read
+READABLE = {".md", ".png", ".svg", ".txt"}
 STATE, LOCK = ".course.json", ".course.lock"
 
 
@@ -33,11 +35,13 @@ def text_digest(data: bytes) -> str:
 
 
 def course_files(root: Path) -> Iterator[Path]:
-    """Files that learners work with, relative to the repository root."""
-    for folder in FOLDERS:
+    """Files that learners work with and read, relative to the repository root."""
+    for folder in (*FOLDERS, *LINKED):
         for path in sorted((root / folder).rglob("*")):
-            if path.is_file() and not any(part.startswith((".", "__")) for part in path.relative_to(root).parts):
-                yield path.relative_to(root)
+            name = path.relative_to(root)
+            if path.is_file() and not any(part.startswith((".", "__")) for part in name.parts) and (
+                    folder in FOLDERS or path.suffix in READABLE):
+                yield name
 
 
 def _read_state(my: Path) -> dict[str, str]:

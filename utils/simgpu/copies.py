@@ -1,0 +1,267 @@
+"""Copies between host and device: which are asynchronous, what the host waits for, and what they move.
+
+A copy is asynchronous when it was asked to be (non_blocking), the host side is pinned, dtypes are equal and both sides
+are contiguous. Every other one holds the host, except small pageable host-to-device copies, which return once staged.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from .costs import copy_ns, estimate, host_ns
+from .geometry import Geometry, dense, geometry, of
+from .ops import Op
+from .space import Key, Space
+from .tensor import SimTensor
+from .values import CLEAN, Ref, Task, plain_torch, poison, set_taint, taint_view, view
+
+
+def copy_into(dst: torch.Tensor, src: torch.Tensor, non_blocking: bool) -> torch.Tensor:
+    """``dst.copy_(src)`` with at least one side on the device."""
+    if dst.shape != src.shape:
+        with plain_torch():
+            torch.broadcast_shapes(dst.shape, src.shape)
+        if torch.broadcast_shapes(dst.shape, src.shape) != dst.shape:
+            raise RuntimeError(f"The size of tensor a {tuple(dst.shape)} must match the size of tensor b {tuple(src.shape)}")
+        src = src.expand(dst.shape)
+    if not dst.numel():
+        return dst
+    if isinstance(dst, SimTensor) and isinstance(src, SimTensor):
+        device = dst.memory.device
+        device.check_tensors((dst, src))
+        _device_to_device(device, dst, src)
+    elif isinstance(dst, SimTensor):
+        dst.memory.device.check_tensors((dst,))
+        _host_to_device(dst.memory.device, dst, _plain(src), non_blocking)
+    else:
+        src.memory.device.check_tensors((src,), reading=True)
+        _device_to_host(src.memory.device, _plain(dst), src, non_blocking)
+    return dst
+
+
+def _plain(tensor: torch.Tensor) -> torch.Tensor:
+    if tensor.device.type != "cpu":
+        raise RuntimeError(f"a copy between cuda:0 and {tensor.device} is not modelled; copy from or to a CPU tensor")
+    return tensor.detach()
+
+
+def _ref(tensor: SimTensor) -> Ref:
+    return Ref(tensor.memory.block.space, tensor.start, tensor.geometry)
+
+
+# device to device: a kernel
+
+def _device_to_device(device: Any, dst: SimTensor, src: SimTensor) -> None:
+    same = dst.geometry.dtype is src.geometry.dtype and dst.geometry.contiguous and src.geometry.contiguous
+    cost = estimate(device.profile, "copy_", [src.geometry], [dst.geometry])
+    body = None
+    if device.values:
+        call = _copy_values
+        body = Task("copy_", call, (_ref(dst), _ref(src)), {}, [_ref(src)], [], [_ref(dst)], device.report)
+    device.machine.launch(device.queue, "copy_", "d2d" if same else "kernel", "compute", cost.work, share=cost.share,
+                          nbytes=dst.geometry.nbytes if same else 0, reads=[src.place], writes=[dst.place], run=body)
+
+
+def _copy_values(dst: torch.Tensor, src: torch.Tensor) -> torch.Tensor:
+    return dst.copy_(src)
+
+
+# host to device
+
+def _host_to_device(device: Any, dst: SimTensor, src: torch.Tensor, non_blocking: bool) -> None:
+    machine, profile = device.machine, device.profile
+    g = dst.geometry
+    home = device.host.space_of(src)
+    matching = src.dtype is g.dtype and src.is_contiguous() and g.contiguous
+    pinned = home is not None and matching
+    held = not (non_blocking and pinned)
+    if held or not pinned:
+        if home is not None and not matching:
+            device.host.access(src, False, "copy_ (host conversion)")
+        if not matching:
+            machine.spend(host_ns(profile, src.numel() * src.element_size()), "convert for copy_")
+    if pinned:
+        reads, body = [(home, device.host.key(home, src))], None
+        if device.values:
+            body = _PinnedUpload(device, _ref(dst), src, home)
+    else:
+        reads, body = [], None
+        if device.values:
+            with plain_torch():
+                snapshot = src.to(g.dtype, copy=True)
+            body = _upload(_ref(dst), snapshot)
+    name = "copy_" if pinned else "copy_ (pageable)"
+    work = copy_ns(profile, "h2d", g.nbytes, pinned=pinned)
+    op = machine.launch(device.queue, name, "h2d", "h2d", work, nbytes=g.nbytes, reads=reads, writes=[dst.place], run=body)
+    if not held:
+        return
+    if not non_blocking:
+        device.sync_current(f"blocking {name}")
+        return
+    _note_held(device, src, home, matching)
+    if not matching or not profile.is_small(g.nbytes):
+        device.hold(op, f"{name} holds the host")
+
+
+class _PinnedUpload:
+    """Read pinned memory when the copy runs; notice bytes that changed since the call."""
+
+    def __init__(self, device: Any, dst: Ref, src: torch.Tensor, home: Space):
+        self.device, self.dst, self.src, self.home = device, dst, src, home
+        self.digest = digest(src)
+
+    def __call__(self, op: Op) -> None:
+        with plain_torch():
+            if digest(self.src) != self.digest:
+                self.device.machine.watch.outside_write(op, self.home, self.device.host.key(self.home, self.src))
+            target = view(self.dst)
+            target.copy_(self.src)
+            mask = self.device.host.taint_of(self.home, self.src)
+            if mask is None:
+                set_taint(self.dst, CLEAN)
+            else:
+                set_taint(self.dst, mask)
+            _tear(op, self.dst, self.home, self.device.host.key(self.home, self.src))
+
+
+def _tear(op: Op, dst: Ref, home: Space, source: Key) -> None:
+    """A source that changed while it was read spoils the whole copy; a destination with two writers, what both wrote."""
+    if not op.bad:
+        return
+    if any(space is home for space, _ in op.bad):
+        poison(view(dst))
+        set_taint(dst, 2)
+    Task("copy_", _copy_values, (), {}, [], [], [dst], lambda op, ref: None)._tear_writes(op)
+
+
+def _upload(dst: Ref, source: torch.Tensor) -> Any:
+    def run(op: Op) -> None:
+        with plain_torch():
+            view(dst).copy_(source)
+            set_taint(dst, CLEAN)
+            Task("copy_", _copy_values, (), {}, [], [], [dst], lambda op, ref: None)._tear_writes(op)
+    return run
+
+
+def _note_held(device: Any, tensor: torch.Tensor, home: Space | None, matching: bool) -> None:
+    why = "its host side is not pinned" if home is None else "dtypes differ" if not matching else ""
+    if home is not None and matching is False and tensor.is_contiguous() is False:
+        why = "a side is not contiguous"
+    device.machine.note("copy not asynchronous", f"copy_ with non_blocking=True of {_size(tensor)} was not asynchronous: {why}")
+
+
+def _size(tensor: torch.Tensor) -> str:
+    from .memory import format_bytes
+    return format_bytes(tensor.numel() * tensor.element_size())
+
+
+def digest(tensor: torch.Tensor) -> int:
+    """A checksum of a CPU tensor's bytes."""
+    import zlib
+
+    with plain_torch():
+        flat = tensor.contiguous().reshape(-1).view(torch.uint8) if tensor.numel() else tensor.reshape(-1)
+        return zlib.crc32(memoryview(flat.numpy()))
+
+
+# device to host
+
+def _device_to_host(device: Any, dst: torch.Tensor, src: SimTensor, non_blocking: bool) -> None:
+    machine, profile = device.machine, device.profile
+    g = src.geometry
+    home = device.host.space_of(dst)
+    matching = dst.dtype is g.dtype and dst.is_contiguous() and g.contiguous
+    direct = home is not None and matching
+    body = _download(device, dst, _ref(src), home) if device.values else None
+    writes = [(home, device.host.key(home, dst))] if home is not None else []
+    name = "copy_" if home is not None else "copy_ (pageable)"
+    work = copy_ns(profile, "d2h", g.nbytes, pinned=home is not None)
+    op = machine.launch(device.queue, name, "d2h", "d2h", work, nbytes=g.nbytes, reads=[src.place], writes=writes, run=body)
+    if direct and non_blocking:
+        return
+    if non_blocking:
+        _note_held(device, dst, home, matching)
+    device.sync_current(f"blocking {name}" if not non_blocking else f"{name} holds the host", op)
+    if not matching:
+        machine.spend(host_ns(profile, dst.numel() * dst.element_size()), "convert after copy_")
+
+
+def _download(device: Any, dst: torch.Tensor, src: Ref, home: Space | None) -> Any:
+    def run(op: Op) -> None:
+        with plain_torch():
+            dst.copy_(view(src))
+            mask = taint_view(src)
+            bad = bool(op.bad)
+            if bad or mask.any():
+                poison(dst, None if bad else mask)
+                if home is not None:
+                    device.host.taint(home, dst, None if bad else mask)
+                if not bad and (mask == 1).any():
+                    device.report(op, src)
+            elif home is not None:
+                device.host.clean(home, dst)
+    return run
+
+
+def to_host(tensor: torch.Tensor) -> torch.Tensor:
+    """A CPU tensor with the values, after waiting for the current stream."""
+    if not isinstance(tensor, SimTensor):
+        return tensor
+    device = tensor.memory.device
+    device.check_reading(tensor)
+    with plain_torch():
+        target = torch.empty(tensor.geometry.shape, dtype=tensor.geometry.dtype)
+    copy_into(target, tensor, False)
+    return target
+
+
+# Tensor.to and its relatives
+
+def converted(
+    tensor: torch.Tensor, device: Any, dtype: torch.dtype | None, non_blocking: bool, memory_format: Any = None, *,
+    copy: bool = False, pin: bool = False,
+) -> torch.Tensor:
+    """``tensor.to(...)`` where the source or the target is the simulated device."""
+    on_device = isinstance(tensor, SimTensor)
+    to_device = on_device if device is None else torch.device(device).type == "cuda"
+    if device is not None and torch.device(device).type not in ("cuda", "cpu"):
+        raise RuntimeError(f"moving a tensor of cuda:0 to {device} is not modelled; only cuda and cpu are")
+    dtype = dtype or tensor.dtype
+    if on_device is to_device and dtype is tensor.dtype and not copy and memory_format in (None, torch.preserve_format):
+        return tensor
+    shape = tuple(tensor.shape)
+    target_geometry = _like(tensor, dtype, memory_format)
+    if on_device and not to_device:
+        owner = tensor.memory.device
+        owner.check_reading(tensor)
+        target = owner.host.empty(shape, tensor.dtype) if non_blocking and owner.open else _cpu_empty(shape, tensor.dtype)
+        copy_into(target, tensor, non_blocking)
+        return target if dtype is tensor.dtype else target.to(dtype)
+    from .sessions import require
+
+    owner = tensor.memory.device if on_device else require("Tensor.to")
+    if on_device:
+        target = owner.new(target_geometry, owner.queue)
+        _device_to_device(owner, target, tensor)
+        return target
+    target = owner.new(target_geometry, owner.queue)
+    copy_into(target, tensor, non_blocking)
+    return target
+
+
+def _like(tensor: torch.Tensor, dtype: torch.dtype, memory_format: Any) -> Geometry:
+    """Geometry of a copy: dense, in the same order of dimensions (preserve_format) or as asked."""
+    with plain_torch():
+        meta = torch.empty_strided(tuple(tensor.shape), tuple(tensor.stride()), dtype=tensor.dtype, device="meta")
+        fmt = memory_format or torch.preserve_format
+        return of(torch.empty_like(meta, dtype=dtype, memory_format=fmt))
+
+
+def _cpu_empty(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    with plain_torch():
+        return torch.empty(shape, dtype=dtype)
+
+
+__all__ = ["converted", "copy_into", "dense", "digest", "geometry", "to_host"]

@@ -1,0 +1,80 @@
+"""How long an operator runs: the roofline of its FLOPs and bytes, plus the time of an empty kernel."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+from .geometry import Geometry
+from .profiles import NS, Profile
+
+GEMMS = frozenset({"mm", "addmm", "bmm", "baddbmm", "linear", "matmul", "addbmm", "mv", "addmv", "dot"})
+# Operators that read only what they return or change, not all of their (first) input.
+GATHERS = frozenset({"embedding", "index_select", "gather", "index", "index_put_", "index_copy_", "scatter_", "index_put",
+                     "index_copy", "scatter", "scatter_add_", "index_add_", "index_fill_"})
+
+
+class Cost(NamedTuple):
+    """Device time in ns and the share of the device (of 1000) that the kernel keeps busy."""
+
+    work: int
+    share: int
+
+
+def estimate(profile: Profile, name: str, inputs: Sequence[Geometry], outputs: Sequence[Geometry], args: Sequence[Any] = ()) -> Cost:
+    """Cost of operator ``name``; ``op_ns`` of the profile overrides it."""
+    fixed = profile.op_ns.get(name)
+    if fixed is not None:
+        return Cost(max(1, int(fixed)), 1000)
+    flops, dtype = _flops(name, inputs, outputs, args)
+    moved = _bytes(name, inputs, outputs)
+    peak = profile.peak_flops(str(dtype).removeprefix("torch."))
+    busy = max(flops / (peak * profile.gemm_efficiency), moved / (profile.memory_bytes_per_s * profile.memory_efficiency)) * NS
+    return from_busy(profile, busy)
+
+
+def from_busy(profile: Profile, busy_ns: float) -> Cost:
+    """A kernel that needs the whole device for ``busy_ns``: with its latency, it leaves room for small ones beside it."""
+    work = profile.kernel_latency_ns + round(busy_ns)
+    return Cost(max(1, work), min(1000, max(1, round(1000 * busy_ns / max(work, 1)))))
+
+
+def copy_ns(profile: Profile, engine: str, nbytes: int, *, pinned: bool) -> int:
+    """Duration of a copy across the link."""
+    rate = profile.h2d_bytes_per_s if engine == "h2d" else profile.d2h_bytes_per_s
+    if not pinned:
+        rate = min(rate, profile.pageable_bytes_per_s)
+    return profile.copy_latency_ns + round(nbytes / rate * NS)
+
+
+def host_ns(profile: Profile, nbytes: int) -> int:
+    """Host time to convert or gather ``nbytes`` before a copy."""
+    return round(nbytes / profile.host_bytes_per_s * NS)
+
+
+def _bytes(name: str, inputs: Sequence[Geometry], outputs: Sequence[Geometry]) -> int:
+    written = sum(g.nbytes for g in outputs)
+    if name in GATHERS:
+        rest = [g.nbytes for g in inputs[1:]]
+        return 2 * (max(rest, default=0) if name.endswith("_") else written)
+    return written + sum(min(g.nbytes, g.span) for g in inputs)
+
+
+def _flops(name: str, inputs: Sequence[Geometry], outputs: Sequence[Geometry], args: Sequence[Any]) -> tuple[float, torch.dtype]:
+    if not inputs or not outputs:
+        return 0.0, torch.float32
+    out = outputs[0]
+    if name in GEMMS:
+        first = inputs[1] if name in ("addmm", "baddbmm", "addbmm", "addmv") and len(inputs) > 2 else inputs[0]
+        inner = first.shape[-1] if first.shape else 1
+        return 2.0 * out.numel * inner, out.dtype
+    if name in ("convolution", "conv1d", "conv2d", "conv3d"):
+        weight = inputs[1]
+        return 2.0 * out.numel * (weight.numel // max(weight.shape[0], 1)), out.dtype
+    if name == "scaled_dot_product_attention":
+        query, key = inputs[0], inputs[1]
+        causal = 0.5 if any(arg is True for arg in args) and query.shape[-2] == key.shape[-2] else 1.0
+        return causal * 2.0 * query.numel * key.shape[-2] + causal * 2.0 * out.numel * key.shape[-2], out.dtype
+    return 0.0, out.dtype

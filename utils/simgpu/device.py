@@ -1,0 +1,276 @@
+"""The simulated device as torch sees it: streams, tensors, random numbers, on top of the torch-free machine."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from threading import get_ident
+from typing import Any
+
+import torch
+
+from . import record
+from .costs import estimate
+from .geometry import Geometry, dense
+from .hostmem import HostMemory
+from .infer import OpInfo, replace_tensors
+from .machine import Machine
+from .memory import Block, OutOfMemory
+from .ops import Hazard, Note, Op, Queue, Unsupported
+from .profiles import Profile
+from .tensor import DeviceStorage, SimTensor, new_tensor
+from .values import UNWRITTEN, Ref, Task, poison, plain_torch, set_taint, view
+
+POOL_STREAMS = 32           # torch.cuda.Stream() hands out the streams of a pool of this size, then starts over
+DEFAULT_SEED = 0
+
+
+class SimDevice:
+    """One simulated GPU; what ``simgpu.session`` yields."""
+
+    def __init__(self, profile: Profile, *, numerics: str = "exact", on_hazard: str = "record", keep: str = "all"):
+        _one_of("numerics", numerics, ("exact", "shapes", "adversarial"))
+        _one_of("on_hazard", on_hazard, ("record", "raise"))
+        _one_of("keep", keep, ("all", "none"))
+        self.profile = profile
+        self.machine = Machine(profile, numerics=numerics, on_hazard=on_hazard, keep=keep)
+        self.values = self.machine.values
+        self.default = self.machine.new_queue("default stream")
+        self.pools: dict[int, list[Queue]] = {}
+        self.handed_out: dict[int, int] = {}
+        self.current: dict[int, Queue] = {}
+        self.host = HostMemory(self)
+        self.plans: dict[tuple, Any] = {}
+        self.graphs: Any = None                 # the capture in progress
+        self.graph_count = 0
+        self.seed, self.draws = DEFAULT_SEED, 0
+        self.open = True
+
+    # what users see
+
+    @property
+    def hazards(self) -> list[Hazard]:
+        """Races found so far, in the order of the call that completed them."""
+        return self.machine.hazards
+
+    @property
+    def notes(self) -> list[Note]:
+        """Things worth knowing that are not races."""
+        return self.machine.notes
+
+    @property
+    def elapsed_ms(self) -> float:
+        """The host's virtual clock since the session began."""
+        return self.machine.host_ns / 1e6
+
+    def trace(self) -> Any:
+        """What ran so far as a ``utils.trace.Trace``; runs pending work first."""
+        self.machine.flush()
+        return record.trace_of(self.machine)
+
+    def graph(self, *, unit: str = "us", host: bool = True) -> Any:
+        """What ran so far as a ``utils.dag`` graph, durations in ``unit`` ("us" or "ns"); runs pending work first."""
+        self.machine.flush()
+        return record.graph_of(self.machine, unit=unit, host=host)
+
+    def retime(self, *, copy_scale: float = 1.0, compute_scale: float = 1.0) -> Any:
+        """The recorded program with all copies and kernels that many times as long, as a ``utils.dag.Schedule``."""
+        return record.retime(self, copy_scale=copy_scale, compute_scale=compute_scale)
+
+    # streams
+
+    @property
+    def queue(self) -> Queue:
+        """The current stream of this thread."""
+        return self.current.get(get_ident(), self.default)
+
+    def pool_queue(self, priority: int) -> Queue:
+        """The next stream of the pool of a priority: after 32 the first one again."""
+        pool = self.pools.setdefault(priority, [])
+        turn = self.handed_out.get(priority, 0)
+        self.handed_out[priority] = turn + 1
+        if turn < POOL_STREAMS:
+            pool.append(self.machine.new_queue(f"stream {len(self.machine.queues)}", priority))
+        return pool[turn % POOL_STREAMS]
+
+    def sync_current(self, name: str, op: Op | None = None) -> None:
+        """The host waits for all of the current stream."""
+        self.refuse_in_capture(f"{name} (it synchronises)")
+        queue = self.queue
+        self.machine.synchronize(self.machine.record(queue, cost=False, name=name), name)
+
+    def hold(self, op: Op, name: str) -> None:
+        """The host is busy until ``op`` is done, but nothing is ordered by that."""
+        self.machine.synchronize(op, name, ordered=False)
+
+    def refuse_in_capture(self, what: str) -> None:
+        if self.graphs is not None:
+            self.graphs.refuse(what)
+
+    # tensors
+
+    def new(self, g: Geometry, queue: Queue) -> SimTensor:
+        """An uninitialised tensor of (the dense span of) geometry ``g``."""
+        block = self.allocate(max(g.span, 1), queue)
+        return new_tensor(DeviceStorage(self, block), block.offset, g)
+
+    def allocate(self, nbytes: int, queue: Queue) -> Block:
+        pool = self.graphs.pool if self.graphs is not None else None
+        try:
+            return self.machine.memory.allocate(nbytes, queue, pool)
+        except OutOfMemory as error:
+            raise torch.OutOfMemoryError(str(error)) from None
+
+    def empty(self, g: Geometry) -> SimTensor:
+        """An uninitialised tensor; its bytes count as unwritten, in stream order."""
+        queue = self.queue
+        self.machine.spend(self.profile.event_ns, "allocate", "event")
+        tensor = self.new(g, queue)
+        if self.values:
+            ref = Ref(tensor.memory.block.space, tensor.start, g)
+
+            def forget(op: Op) -> None:
+                with plain_torch():
+                    poison(view(ref))
+                    set_taint(ref, UNWRITTEN)
+            if self.graphs is None:
+                self.machine.record(queue, cost=False, name="allocate", run=forget)
+        return tensor
+
+    def release(self, block: Block) -> None:
+        """The last tensor of a block is gone."""
+        self.machine.memory.free(block)
+
+    def open_workspace(self, queue: Queue) -> None:
+        """cuBLAS takes its workspace at the first GEMM of a stream."""
+        if self.profile.workspace_bytes:
+            queue.workspace = self.allocate(self.profile.workspace_bytes, queue)
+            queue.workspace.name = "cuBLAS workspace"
+        else:
+            queue.workspace = True
+
+    def set_name(self, thing: Any, label: str) -> None:
+        """Name a tensor's memory or a stream."""
+        queue = getattr(thing, "queue", None)
+        if isinstance(thing, SimTensor):
+            thing.memory.block.name = label
+        elif isinstance(queue, Queue):
+            queue.name = label
+        elif isinstance(thing, torch.Tensor) and self.host.space_of(thing) is not None:
+            self.host.space_of(thing).live[0].name = label
+        else:
+            raise TypeError(f"simgpu.name takes a device tensor, a pinned tensor or a stream, not {type(thing).__name__}")
+
+    def check_tensors(self, tensors: Sequence[SimTensor], reading: bool = False) -> None:
+        """Device tensors work on their own device only, while it is active."""
+        from . import sessions
+
+        for tensor in tensors:
+            if tensor.memory.device is not self or (sessions.active() is not self and not reading):
+                raise RuntimeError(_foreign(tensor, sessions.active()))
+
+    def check_reading(self, tensor: SimTensor) -> None:
+        if self.machine.numerics == "shapes":
+            raise Unsupported('reading a value: this session runs with numerics="shapes", which computes none; '
+                              'use numerics="exact"')
+
+    def before_data_dependent(self, name: str) -> None:
+        if not self.values:
+            raise Unsupported(f'{name}: the shape of its result depends on values, which numerics="shapes" does not compute')
+
+    # kernels
+
+    def body(self, info: OpInfo, args: tuple, kwargs: dict, reads: Sequence[SimTensor], outputs: Sequence[SimTensor],
+             changed: Sequence[SimTensor]) -> Task:
+        """The computation behind a kernel."""
+        kwargs = {k: ("cpu" if k == "device" and v is not None else v) for k, v in kwargs.items()}
+        call = info.func
+        if info.random:
+            call = self.seeded(info.func)
+            kwargs.pop("generator", None)
+        return Task(info.name, call, replace_tensors(freeze(args), _ref), {k: replace_tensors(freeze(v), _ref) for k, v in kwargs.items()},
+                    [_ref(t) for t in reads], [_ref(t) for t in outputs], [_ref(t) for t in changed], self.report,
+                    pointwise=info.pointwise, widen=info.widen and bool(reads) and reads[-1].geometry.dtype in HALVES)
+
+    def kernel(self, name: str, inputs: Sequence[Geometry], reads: Sequence[SimTensor], writes: Sequence[SimTensor], body: Any,
+               kind: str = "kernel") -> Op:
+        """Queue a kernel that is not an operator of its own."""
+        cost = estimate(self.profile, name, inputs, [t.geometry for t in writes])
+        return self.machine.launch(self.queue, name, kind, "compute", cost.work, share=cost.share,
+                                   reads=[t.place for t in reads], writes=[t.place for t in writes], run=body if self.values else None)
+
+    def factory(self, name: str, g: Geometry, call: Any) -> SimTensor:
+        """A new tensor whose values ``call()`` makes on the CPU when the kernel runs."""
+        tensor = self.new(g, self.queue)
+        body = Task(name, call, (), {}, [], [_ref(tensor)], [], self.report) if self.values else None
+        self.kernel(name, [], [], [tensor], body)
+        return tensor
+
+    def constant(self, name: str, value: torch.Tensor, reads: Sequence[SimTensor]) -> SimTensor:
+        """A new tensor with values that are known already."""
+        tensor = self.new(dense(tuple(value.shape), value.dtype), self.queue)
+        refs = [_ref(t) for t in reads]
+        self.kernel(name, [t.geometry for t in reads], reads, [tensor],
+                    Task(name, lambda: value, (), {}, refs, [_ref(tensor)], [], self.report))
+        return tensor
+
+    def seeded(self, call: Any) -> Any:
+        """``call`` with its own random numbers, drawn in call order; a replayed graph draws anew."""
+        def run(*args: Any, **kwargs: Any) -> Any:
+            state = torch.random.get_rng_state()
+            torch.random.default_generator.manual_seed(hash((self.seed, draw)) & 0x7FFF_FFFF_FFFF)
+            try:
+                return call(*args, **kwargs)
+            finally:
+                torch.random.set_rng_state(state)
+        self.draws += 1
+        draw = self.draws
+        return run
+
+    def report(self, op: Op, ref: Ref) -> None:
+        """A kernel read bytes that nothing had written."""
+        from .watch import find_block
+
+        block = find_block(ref.space, ref.start)
+        self.machine.note("read before written", f"{op.name} #{op.index} ({op.queue.name}) read "
+                          f"{block.label if block else 'freed memory'} before anything was written there")
+
+    # the end
+
+    def close(self, *, failed: bool) -> None:
+        """End of the session: pending work runs, except after an error."""
+        if not failed and self.graphs is None:
+            self.machine.flush()
+        self.open = False
+        self.machine.closed = True
+        if not failed:
+            self.machine.raise_errors()
+
+
+HALVES = (torch.float16, torch.bfloat16)
+
+
+def _ref(tensor: SimTensor) -> Ref:
+    return Ref(tensor.memory.block.space, tensor.start, tensor.geometry)
+
+
+def freeze(value: Any) -> Any:
+    """CPU scalars are read at the call: copy them."""
+    if isinstance(value, torch.Tensor) and not isinstance(value, SimTensor):
+        with plain_torch():
+            return value.clone()
+    if isinstance(value, (list, tuple)):
+        return type(value)(freeze(item) for item in value) if type(value) in (list, tuple) else value
+    return value
+
+
+def _foreign(tensor: SimTensor, active: SimDevice | None) -> str:
+    own = tensor.memory.device
+    here = f"the simulated {active.profile.name} that is active now" if active else "no simulated device: none is active"
+    state = "" if own.open else " of a session that has ended"
+    return f"a tensor of the simulated {own.profile.name}{state} was used on {here}; move it through the CPU"
+
+
+def _one_of(word: str, value: str, allowed: tuple[str, ...]) -> None:
+    if value not in allowed:
+        raise ValueError(f"{word} must be one of {', '.join(map(repr, allowed))}, not {value!r}")
+

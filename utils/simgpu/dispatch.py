@@ -1,0 +1,251 @@
+"""Operators on device tensors: views now, kernels queued, copies and reads handed on."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from . import copies, infer
+from .geometry import Geometry
+from .infer import NO_KERNEL, WRITE_ONLY, OpInfo, Plan, replace_tensors
+from .ops import Unsupported
+from .tensor import DeviceStorage, SimTensor, new_tensor, set_dispatcher
+from .values import Ref, Task, view
+
+aten = torch.ops.aten
+_infos: dict[Any, OpInfo] = {}
+_SCALARS = (int, float, bool)
+GEMM_NAMES = frozenset({"mm", "addmm", "bmm", "baddbmm", "addmv", "mv", "dot"})
+DATA_DEPENDENT = frozenset({"nonzero", "masked_select", "_unique2", "unique_consecutive", "unique_dim", "bincount", "nonzero_numpy"})
+
+
+def dispatch(func: Any, args: tuple, kwargs: dict | None) -> Any:
+    """Entry point of every operator that has a device tensor among its arguments."""
+    info = _infos.get(func)
+    if info is None:
+        info = _infos[func] = OpInfo(func)
+    special = SPECIAL.get(info.name)
+    if special is not None:
+        return special(func, args, kwargs or {})
+    if info.composite:
+        result = func.decompose(*args, **(kwargs or {}))
+        if result is not NotImplemented:
+            return result
+    return run(info, args, kwargs or {})
+
+
+def run(info: OpInfo, args: tuple, kwargs: dict[str, Any]) -> Any:
+    """A view, or a kernel on the current stream."""
+    tensors: list[SimTensor] = []
+    key: list[Any] = [info.func]
+    scan(args, tensors, key, info.pointwise)
+    for word, value in kwargs.items():
+        key.append(word)
+        scan((value,), tensors, key, info.pointwise)
+    device = tensors[0].memory.device if tensors else None
+    if device is None:
+        raise Unsupported(f"{info.name}: no tensor of the simulated device among its arguments")
+    device.check_tensors(tensors)
+    if info.name in DATA_DEPENDENT or (info.name in ("index", "index_put_", "_index_put_impl_") and _has_mask(tensors)):
+        device.before_data_dependent(info.name)
+        return run_now(device, info, tensors, args, kwargs)
+    found = device.plans.get(token := tuple(key))
+    if found is None:
+        found = make_plan(device, info, token, tensors, args, kwargs)
+    if info.is_view:
+        return _views(info, found, tensors[0], args)
+    if info.name in NO_KERNEL:
+        return device.empty(found.outputs[0])
+    return launch(device, info, found, tensors, args, kwargs)
+
+
+def scan(values: Any, tensors: list[SimTensor], key: list[Any], pointwise: bool) -> None:
+    """Collect device tensors, and what else decides the result's geometry."""
+    for value in values:
+        kind = type(value)
+        if kind is SimTensor:
+            tensors.append(value)
+            key.append(value.geometry)
+        elif kind in _SCALARS:
+            key.append(kind)
+            if not pointwise or kind is bool:
+                key.append(value)
+        elif kind is list or kind is tuple or kind is torch.Size:
+            key.append(len(value))
+            scan(value, tensors, key, pointwise)
+        elif isinstance(value, torch.Tensor):
+            if value.dim() or value.device.type != "cpu":
+                raise RuntimeError("Expected all tensors to be on the same device, but found at least two devices, "
+                                   f"cuda:0 and {value.device}!")
+            key.append(("cpu", value.dtype))
+        elif kind is torch.Generator:
+            key.append(kind)
+        else:
+            key.append(value)
+
+
+def make_plan(device: Any, info: OpInfo, token: tuple, tensors: list[SimTensor], args: Any, kwargs: dict[str, Any]) -> Plan:
+    try:
+        found = infer.plan(info, device.profile, tensors, args, kwargs)
+    except NotImplementedError as error:
+        raise Unsupported(f"{info.name} is not modelled by the simulated device: {str(error).splitlines()[0]} "
+                          "Use other operators, or run this part on the CPU.") from None
+    if len(device.plans) >= infer.MAX_PLANS:
+        device.plans.clear()
+    device.plans[token] = found
+    return found
+
+
+def _views(info: OpInfo, found: Plan, base: SimTensor, args: tuple) -> Any:
+    if info.name == "as_strided":
+        offset = args[3] if len(args) > 3 and args[3] is not None else base.storage_offset()
+        start = base.memory.block.offset + offset * base.geometry.item
+        return new_tensor(base.memory, start, found.outputs[0])
+    made = [new_tensor(base.memory, base.start + delta, g) for g, delta in zip(found.outputs, found.deltas, strict=True)]
+    if found.single:
+        return made[0]
+    return tuple(made) if found.is_tuple else made
+
+
+def launch(device: Any, info: OpInfo, found: Plan, tensors: list[SimTensor], args: tuple, kwargs: dict[str, Any]) -> Any:
+    """Queue one kernel; returns its outputs, whose bytes it will write."""
+    queue, name = device.queue, info.name
+    if name in GEMM_NAMES and queue.workspace is None:
+        device.open_workspace(queue)
+    if info.mutated:
+        changed, reads = _mutated(info, args, kwargs, tensors)
+        writes = [t.place for t in changed]
+        outputs: list[SimTensor] = []
+    else:
+        changed, reads = [], tensors
+        outputs = [device.new(g, queue) for g in found.outputs]
+        writes = [t.place for t in outputs]
+    body = device.body(info, args, kwargs, reads, outputs, changed) if device.values else None
+    device.machine.launch(queue, name, "kernel", "compute", found.cost.work, share=found.cost.share,
+                          reads=[t.place for t in reads], writes=writes, run=body)
+    if info.mutated:
+        return _returned(changed, found) if info.returns_mutated else None
+    if found.single:
+        return outputs[0]
+    return tuple(outputs) if found.is_tuple else outputs
+
+
+def _mutated(info: OpInfo, args: tuple, kwargs: dict[str, Any], tensors: list[SimTensor]) -> tuple[list[SimTensor], list[SimTensor]]:
+    changed: list[SimTensor] = []
+    for index, word in info.mutated:
+        value = args[index] if index < len(args) else kwargs.get(word)
+        for item in value if isinstance(value, (list, tuple)) else (value,):
+            if isinstance(item, SimTensor):
+                changed.append(item)
+            elif item is not None:
+                raise RuntimeError(f"{info.name}: expected its output on cuda:0, but it is on {item.device}")
+    only_written = info.name in WRITE_ONLY or not info.name.endswith("_")
+    ids = {id(t) for t in changed} if only_written else ()
+    return changed, [t for t in tensors if id(t) not in ids]
+
+
+def _returned(changed: list[SimTensor], found: Plan) -> Any:
+    for tensor, g in zip(changed, found.outputs, strict=False):
+        if tensor.geometry.shape != g.shape:
+            raise Unsupported(f"an operator with out= of shape {tensor.geometry.shape} where {g.shape} is needed; "
+                              "the simulated device does not resize: pass a tensor of the right shape")
+    if found.single:
+        return changed[0]
+    return tuple(changed)
+
+
+def run_now(device: Any, info: OpInfo, tensors: list[SimTensor], args: tuple, kwargs: dict[str, Any]) -> Any:
+    """An operator whose result's shape depends on values: it waits for its stream, as on CUDA."""
+    device.sync_current(info.name)
+    refs_args, refs_kwargs = replace_tensors(args, ref), {k: replace_tensors(v, ref) for k, v in kwargs.items()}
+    if info.mutated:
+        changed, reads = _mutated(info, args, kwargs, tensors)
+        body = Task(info.name, info.func, refs_args, refs_kwargs, [ref(t) for t in tensors], [], [ref(t) for t in changed], device.report)
+        device.kernel(info.name, [t.geometry for t in tensors], reads, changed, body)
+        return changed[0]
+    from .values import fill, plain_torch
+
+    with plain_torch():
+        result = info.func(*fill(refs_args, view), **fill(refs_kwargs, view))
+    single = isinstance(result, torch.Tensor)
+    made = []
+    for value in [result] if single else result:
+        made.append(device.constant(info.name, value.contiguous(), tensors))
+    return made[0] if single else tuple(made)
+
+
+def _has_mask(tensors: list[SimTensor]) -> bool:
+    return any(t.geometry.dtype in (torch.bool, torch.uint8) for t in tensors[1:])
+
+
+def ref(tensor: SimTensor) -> Ref:
+    """What a queued operation keeps of a tensor."""
+    return Ref(tensor.memory.block.space, tensor.start, tensor.geometry)
+
+
+# operators with their own rules
+
+def _copy_(func: Any, args: tuple, kwargs: dict) -> Any:
+    non_blocking = args[2] if len(args) > 2 else kwargs.get("non_blocking", False)
+    return copies.copy_into(args[0], args[1], bool(non_blocking))
+
+
+def _to_copy(func: Any, args: tuple, kwargs: dict) -> Any:
+    return copies.converted(args[0], kwargs.get("device"), kwargs.get("dtype"), bool(kwargs.get("non_blocking")),
+                            kwargs.get("memory_format"), copy=True, pin=bool(kwargs.get("pin_memory")))
+
+
+def _item(func: Any, args: tuple, kwargs: dict) -> Any:
+    return copies.to_host(args[0]).item()
+
+
+def _equal(func: Any, args: tuple, kwargs: dict) -> bool:
+    one, other = args
+    _no_mixed("equal", one, other)
+    return torch.equal(copies.to_host(one), copies.to_host(other))
+
+
+def _nonzero_flag(func: Any, args: tuple, kwargs: dict) -> bool:
+    return bool(copies.to_host(args[0]).item())
+
+
+def _allclose(func: Any, args: tuple, kwargs: dict) -> bool:
+    one, other, *rest = args
+    _no_mixed("allclose", one, other)
+    return torch.allclose(copies.to_host(one), copies.to_host(other), *rest, **kwargs)
+
+
+def _record_stream(func: Any, args: tuple, kwargs: dict) -> None:
+    args[0].record_stream(args[1])
+
+
+def _no_mixed(name: str, *tensors: Any) -> None:
+    if not all(isinstance(t, SimTensor) for t in tensors):
+        raise RuntimeError(f"{name}: Expected all tensors to be on the same device, but found at least two devices, cuda:0 and cpu!")
+
+
+def _clone(func: Any, args: tuple, kwargs: dict) -> Any:
+    info = _infos[func]
+    if kwargs.get("memory_format") is torch.preserve_format:
+        kwargs = {}
+    return run(info, args, kwargs)
+
+
+def _refuse(name: str, advice: str) -> Any:
+    def refuse(func: Any, args: tuple, kwargs: dict) -> Any:
+        raise Unsupported(f"{name} is not modelled by the simulated device; {advice}")
+    return refuse
+
+
+SPECIAL = {
+    "copy_": _copy_, "_to_copy": _to_copy, "_local_scalar_dense": _item, "item": _item, "equal": _equal,
+    "is_nonzero": _nonzero_flag, "allclose": _allclose, "record_stream": _record_stream, "clone": _clone,
+    "_has_compatible_shallow_copy_type": lambda func, args, kwargs: False,
+    "set_": _refuse("Tensor.set_", "assign views or new tensors instead"),
+    "resize_": _refuse("Tensor.resize_", "allocate a tensor of the size you need"),
+    "_pin_memory": _refuse("pin_memory of a CUDA tensor", "only CPU tensors can be pinned"),
+}
+set_dispatcher(dispatch)
+
+__all__ = ["DeviceStorage", "Geometry", "dispatch", "ref", "run"]

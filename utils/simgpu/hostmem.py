@@ -1,0 +1,152 @@
+"""Pinned host memory: plain CPU tensors whose storages are known here, and what the host does to them.
+
+Reads through numpy cannot be seen; writes through numpy are noticed when the copy that reads the bytes runs.
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+import numpy as np
+import torch
+
+from .geometry import of
+from .memory import Block
+from .space import Key, Space, meet
+from .values import mark_key, plain_torch, poison
+
+ALIGNMENT = 64
+
+
+class _Pinned(Block):
+    """What a pinned buffer is called in hazards."""
+
+    __slots__ = ()
+
+    @property
+    def label(self) -> str:
+        return self.name or "pinned " + super().label
+
+
+class HostMemory:
+    """The pinned buffers of one device."""
+
+    def __init__(self, device: Any):
+        self.device = device
+        self.spaces: dict[int, Space] = {}
+
+    # making and finding pinned memory
+
+    def empty(self, shape: Any, dtype: torch.dtype, *, clean: bool = False) -> torch.Tensor:
+        """An uninitialised pinned tensor; float ones hold NaN, integer ones the placeholder."""
+        with plain_torch():
+            shape = torch.Size(shape)
+            nbytes = max(1, shape.numel() * dtype.itemsize)
+            raw = np.empty(nbytes + ALIGNMENT, dtype=np.uint8)
+            shift = -raw.ctypes.data % ALIGNMENT
+            owner = raw[shift:shift + nbytes]
+            flat = torch.from_numpy(owner)
+            tensor = flat[:shape.numel() * dtype.itemsize].view(dtype).reshape(shape)
+            if self.device.values and not clean:
+                poison(tensor)
+        self._register(flat.data_ptr(), nbytes, owner)
+        return tensor
+
+    def _register(self, address: int, nbytes: int, owner: np.ndarray) -> None:
+        space = Space(nbytes, host=True, base=address)
+        block = _Pinned(space, 0, nbytes, self.device.default, ())
+        block.request, block.number = nbytes, next(self.device.machine.memory.numbers)
+        block.birth = self.device.machine.count
+        space.live[0] = block
+        self.spaces[address] = space
+        weakref.finalize(owner, _forget, weakref.ref(self), address, space).atexit = False
+
+    def pin(self, tensor: torch.Tensor) -> torch.Tensor:
+        """A pinned copy of a CPU tensor (the tensor itself when it is pinned already)."""
+        if self.space_of(tensor) is not None:
+            return tensor
+        target = self.empty(tensor.shape, tensor.dtype, clean=True)
+        with plain_torch():
+            target.copy_(tensor)
+        return target
+
+    def space_of(self, tensor: torch.Tensor) -> Space | None:
+        """The pinned buffer that a CPU tensor lies in, None when it is pageable."""
+        if not self.spaces:
+            return None
+        try:
+            return self.spaces.get(tensor.untyped_storage().data_ptr())
+        except (RuntimeError, NotImplementedError):
+            return None
+
+    def key(self, space: Space, tensor: torch.Tensor) -> Key:
+        g = of(tensor)
+        start = tensor.storage_offset() * g.item
+        return (start, start + g.span, g.pattern)
+
+    # what the host does
+
+    def access(self, tensor: torch.Tensor, write: bool, name: str) -> None:
+        """The host reads or writes a pinned tensor: race check, and the bytes it would see at this time."""
+        space = self.space_of(tensor)
+        if space is None or not tensor.numel():
+            return
+        machine = self.device.machine
+        key = self.key(space, tensor)
+        machine.advance(machine.host_ns)
+        unordered = machine.watch.host_access(space, key, write, name)
+        if not unordered or not machine.values:
+            return
+        for op in machine.running:
+            if write and any(s is space and meet(k, key) for s, k in (*op.reads, *op.writes)):
+                op.bad = [*(op.bad or ()), (space, key)]
+        if not write:
+            for op in (machine.deferred if machine.lazy else machine.running):
+                self._poison(tensor, space, key, op)
+
+    def _poison(self, tensor: torch.Tensor, space: Space, key: Key, op: Any) -> None:
+        """Spoil the part of a tensor that ``op`` is writing right now; its end puts the right values there."""
+        for where, other in op.writes:
+            if where is space and meet(other, key):
+                with plain_torch():
+                    g = of(tensor)
+                    mark = torch.zeros(space.size, dtype=torch.uint8)
+                    mark_key(mark, other)
+                    poison(tensor.detach(), mark.as_strided(g.shape, [step * g.item for step in g.stride], key[0]))
+
+    # taint that a copy brought from the device
+
+    def taint(self, space: Space, tensor: torch.Tensor, mask: torch.Tensor | None) -> None:
+        if space.taint is None:
+            space.taint = torch.zeros(space.size, dtype=torch.uint8)
+        byte = self._taint_bytes(space, tensor)
+        byte.fill_(3) if mask is None else byte.copy_(mask.unsqueeze(-1).expand(byte.shape))
+
+    def clean(self, space: Space, tensor: torch.Tensor) -> None:
+        if space.taint is not None:
+            self._taint_bytes(space, tensor).fill_(0)
+
+    def taint_of(self, space: Space, tensor: torch.Tensor) -> torch.Tensor | None:
+        """Elements that came tainted from the device and still look it; None: none."""
+        if space.taint is None:
+            return None
+        with plain_torch():
+            marked = self._taint_bytes(space, tensor).amax(-1)
+            looks = tensor.clone()
+            poison(looks)
+            same = torch.isnan(tensor) if tensor.dtype.is_floating_point else tensor == looks
+            marked = torch.where(same, marked, torch.zeros_like(marked))
+            return marked if bool(marked.any()) else None
+
+    def _taint_bytes(self, space: Space, tensor: torch.Tensor) -> torch.Tensor:
+        g = of(tensor)
+        start = tensor.storage_offset() * g.item
+        return space.taint.as_strided((*g.shape, g.item), (*(step * g.item for step in g.stride), 1), start)
+
+
+def _forget(owner: Any, address: int, space: Space) -> None:
+    memory = owner()
+    if memory is not None and memory.spaces.get(address) is space:
+        del memory.spaces[address]
+

@@ -1,0 +1,110 @@
+"""What an operator returns for given geometries, found once on meta tensors and remembered."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+from .costs import Cost, estimate
+from .geometry import Geometry, of
+from .profiles import Profile
+from .tensor import SimTensor
+
+MAX_PLANS = 50_000
+WRITE_ONLY = frozenset({"zero_", "fill_", "copy_", "uniform_", "normal_", "random_", "bernoulli_", "exponential_"})
+WIDENED = frozenset({"mm", "addmm", "bmm", "baddbmm", "convolution", "scaled_dot_product_attention", "mv", "addmv", "dot"})
+RANDOM = frozenset({"rand_like", "randn_like", "randint_like", "bernoulli", "multinomial", "native_dropout", "uniform_", "normal_",
+                    "random_", "bernoulli_", "exponential_", "dropout", "normal", "poisson"})
+WHOLE = frozenset({"scaled_dot_product_attention", "rms_norm"})     # one kernel each, whatever PyTorch makes of them on a CPU
+NO_KERNEL = frozenset({"empty_like", "new_empty", "new_empty_strided", "empty_permuted"})
+
+
+class OpInfo:
+    """What the schema of an operator says."""
+
+    __slots__ = ("composite", "decompose", "func", "is_view", "mutated", "name", "pointwise", "random", "returns_mutated", "widen")
+
+    def __init__(self, func: Any):
+        schema = func._schema
+        self.func = func
+        self.name = schema.name.split("::")[1]
+        self.is_view = func.is_view or self.name in ("alias", "detach", "lift_fresh", "view", "_unsafe_view")
+        self.mutated = tuple(
+            (index, argument.name) for index, argument in enumerate(schema.arguments)
+            if argument.alias_info is not None and argument.alias_info.is_write
+        )
+        self.returns_mutated = any(r.alias_info is not None and r.alias_info.is_write for r in schema.returns)
+        self.pointwise = torch.Tag.pointwise in func.tags
+        self.composite = self.name not in WHOLE and torch._C._dispatch_has_kernel_for_dispatch_key(
+            func.name(), torch._C.DispatchKey.CompositeImplicitAutograd)
+        self.widen = self.name in WIDENED
+        self.random = self.name in RANDOM
+
+
+class Plan(NamedTuple):
+    """Outputs of one operator on one set of geometries; ``deltas`` are byte offsets of views from their base."""
+
+    outputs: tuple[Geometry, ...]
+    deltas: tuple[int, ...] | None
+    single: bool
+    cost: Cost
+    is_tuple: bool
+
+
+def plan(info: OpInfo, profile: Profile, tensors: Sequence[SimTensor], args: Any, kwargs: dict[str, Any]) -> Plan:
+    """Run the operator on meta tensors of the same geometry."""
+    metas: dict[int, torch.Tensor] = {}
+    with torch._C.DisableTorchFunction(), torch._C._InferenceMode(False), torch.no_grad():
+        meta_args = replace_tensors(args, lambda t: _meta(t.geometry, metas, t))
+        meta_kwargs = {key: _on_meta(key, replace_tensors(value, lambda t: _meta(t.geometry, metas, t))) for key, value in kwargs.items()}
+        if info.pointwise and not info.mutated and not info.is_view:
+            result = _pointwise(info, args, kwargs, list(metas.values()))
+        else:
+            result = info.func(*meta_args, **meta_kwargs)
+    single = isinstance(result, torch.Tensor)
+    results = [result] if single else [r for r in result or () if isinstance(r, torch.Tensor)]
+    outputs = tuple(of(r) for r in results)
+    deltas = None
+    if info.is_view:
+        deltas = tuple(r.storage_offset() * g.item for r, g in zip(results, outputs, strict=True))
+        return Plan(outputs, deltas, single, Cost(0, 1), isinstance(result, tuple))
+    inputs = [t.geometry for t in tensors]
+    flat = [a for a in (*args, *kwargs.values()) if isinstance(a, (bool, int))]
+    cost = estimate(profile, info.name, inputs, outputs or inputs[:1], flat)
+    return Plan(outputs, deltas, single, cost, isinstance(result, tuple))
+
+
+def _pointwise(info: OpInfo, args: Any, kwargs: dict[str, Any], metas: list[torch.Tensor]) -> Any:
+    """Layout from a meta addition, dtype from the operator itself on one element (its meta kernel may import a compiler)."""
+    def one(tensor: SimTensor) -> torch.Tensor:
+        return torch.ones((1,) * len(tensor.geometry.shape), dtype=tensor.geometry.dtype)
+
+    probe = info.func(*replace_tensors(args, one), **{key: "cpu" if key == "device" else replace_tensors(v, one) for key, v in kwargs.items()})
+    total = metas[0].to(torch.float32)
+    for other in metas[1:]:
+        total = torch.add(total, other.to(torch.float32))
+    return torch.empty_like(total, dtype=probe.dtype)
+
+
+def _meta(g: Geometry, made: dict[int, torch.Tensor], tensor: SimTensor) -> torch.Tensor:
+    found = made.get(id(tensor))
+    if found is None:
+        found = made[id(tensor)] = torch.empty_strided(g.shape, g.stride, dtype=g.dtype, device="meta")
+    return found
+
+
+def _on_meta(key: str, value: Any) -> Any:
+    return torch.device("meta") if key == "device" and value is not None else value
+
+
+def replace_tensors(value: Any, change: Callable[[SimTensor], Any]) -> Any:
+    """The structure ``value`` with every device tensor changed."""
+    if isinstance(value, SimTensor):
+        return change(value)
+    if isinstance(value, list):
+        return [replace_tensors(item, change) for item in value]
+    if isinstance(value, tuple):
+        return tuple(replace_tensors(item, change) for item in value)
+    return value

@@ -1,0 +1,357 @@
+"""The simulated machine: one host thread's clock, queues, engines, in integer nanoseconds.
+
+The host runs ahead: it queues operations at its own time, and the device catches up when the host looks
+(``advance``). An operation starts when its predecessor in the queue and everything it waits for are done, it has been
+launched and its engine has room; it is computed (``op.run``) at the moment it ends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from heapq import heappop, heappush
+from typing import Any
+
+from .engines import Engines
+from .memory import Allocator, Block
+from .ops import DONE, PENDING, READY, RUNNING, Clock, Hazard, Note, Op, Queue, join
+from .profiles import Profile
+from .space import Key, Space, meet
+from .watch import Watch
+
+MAX_UNFINISHED = 4096       # operations the host may queue before the device is brought up to the host's time
+
+
+class HostSpan:
+    """Something the host did: a launch, work, or a wait for ``waited``."""
+
+    __slots__ = ("end", "kind", "layer", "name", "op", "start", "waited", "work")
+
+    def __init__(self, name: str, kind: str, start: int, end: int, waited: tuple[Op, ...], work: int, op: int = -1):
+        self.name, self.kind, self.start, self.end, self.waited, self.work, self.op = name, kind, start, end, waited, work, op
+        self.layer: str | None = None
+
+
+class Machine:
+    """One host thread and one device. ``numerics`` is "exact", "shapes" or "adversarial"."""
+
+    def __init__(self, profile: Profile, *, numerics: str = "exact", on_hazard: str = "record", keep: str = "all"):
+        self.profile, self.numerics, self.keep = profile, numerics, keep
+        self.values = numerics != "shapes"
+        self.lazy = numerics == "adversarial"
+        self.host_ns = self.now = 0
+        self.count = 0                          # operations issued so far: their index in call order
+        self.host_clock: Clock = {}
+        self.host_version = 0
+        self.queues: list[Queue] = []
+        self.engines = Engines(profile)
+        self.heap: list[tuple[int, int, int, Op, int]] = []
+        self.running: dict[Op, None] = {}
+        self.unfinished = 0
+        self.deferred: list[Op] = []            # adversarial: done in time, not yet computed
+        self.errors: list[BaseException] = []
+        self.ops: list[Op] = []
+        self.host_spans: list[HostSpan] = []
+        self.layers: list[str] = []
+        self.ranges: list[tuple[str, int, int]] = []            # named ranges that ended: name, start, end
+        self._opened: list[int] = []
+        self.notes: list[Note] = []
+        self.watch = Watch(self, on_hazard)
+        self.memory = Allocator(self, profile)
+        self.closed = False
+        self.touch: Callable[[str, Any], None] = lambda what, where: None      # set by the layer that holds values
+
+    @property
+    def hazards(self) -> list[Hazard]:
+        return self.watch.hazards
+
+    # queues
+
+    def new_queue(self, name: str, priority: int = 0) -> Queue:
+        queue = Queue(len(self.queues), name, priority, self)
+        self.queues.append(queue)
+        return queue
+
+    def launch(
+        self, queue: Queue, name: str, kind: str, engine: str, work: int, *, share: int = 1000, nbytes: int = 0,
+        reads: Iterable[tuple[Space, Key]] = (), writes: Iterable[tuple[Space, Key]] = (),
+        run: Callable[[Op], None] | None = None, cost_ns: int | None = None,
+    ) -> Op:
+        """Queue an operation at the host's time; ``work`` is its duration in ns when nothing slows it."""
+        if queue.pending >= self.profile.queue_depth:
+            self._wait_for_room(queue)
+        start = self.host_ns
+        self.host_ns = start + (self.profile.launch_ns if cost_ns is None else cost_ns)
+        op = Op(self.count, name, kind, queue, engine, work, self.host_ns)
+        self.count += 1
+        op.share, op.bytes, op.run = share, nbytes, run
+        op.reads, op.writes = tuple(reads), tuple(writes)
+        self._order(op)
+        self.watch.check(op)
+        if self.keep == "all":
+            self.host_spans.append(HostSpan(name, "launch", start, self.host_ns, (), self.host_ns - start, op.index))
+            self.ops.append(op)
+            op.host_node = len(self.host_spans) - 1
+        self._enqueue(op)
+        if self.lazy:
+            self.deferred.append(op)
+        queue.pending += 1
+        self.unfinished += 1
+        if self.unfinished > MAX_UNFINISHED:
+            self.advance(self.host_ns)
+        return op
+
+    def _order(self, op: Op) -> None:
+        """Happens-before: everything earlier in the queue, everything waited for, everything the host synchronised with."""
+        queue = op.queue
+        self._take_host_clock(queue)
+        if self.layers:
+            op.layer = self.layers[-1]
+        queue.seq += 1
+        op.seq, op.clock = queue.seq, queue.clock
+
+    def _take_host_clock(self, queue: Queue) -> None:
+        if queue.host_version != self.host_version:
+            queue.clock = join(queue.clock, self.host_clock)
+            queue.host_version = self.host_version
+
+    def _enqueue(self, op: Op) -> None:
+        queue = op.queue
+        before = [queue.tail, *queue.waits] if queue.tail is not None else queue.waits
+        for dep in before:
+            if dep.state != DONE:
+                op.unmet += 1
+                if dep.followers is None:
+                    dep.followers = []
+                dep.followers.append(op)
+        if self.keep == "all":
+            op.after = tuple(before)
+        queue.tail, queue.waits = op, []
+        if not op.unmet:
+            heappush(self.heap, (op.launch, 1, op.serial, op, 0))
+
+    def _wait_for_room(self, queue: Queue) -> None:
+        """The launch queue is full: the host waits until the oldest launch is done."""
+        self.advance(self.host_ns)
+        last: Op | None = None
+        start = self.host_ns
+        while queue.pending >= self.profile.queue_depth:
+            last = self._step()
+            self.host_ns = max(self.host_ns, self.now)
+        if last is not None and self.keep == "all" and self.host_ns > start:
+            self.host_spans.append(HostSpan("launch queue full", "sync", start, self.host_ns, (last,), 0))
+
+    # markers: what events and synchronisation are made of
+
+    def record(self, queue: Queue, *, cost: bool = True, name: str = "event record", run: Callable | None = None) -> Op:
+        """A marker behind everything queued so far; it takes no device time, but may compute (``run``)."""
+        if cost:
+            self.spend(self.profile.event_ns, name, "event")
+        marker = Op(self.count, name, "event", queue, None, 0, self.host_ns)
+        self._take_host_clock(queue)
+        marker.clock = join(queue.clock, {queue.actor: queue.seq})
+        marker.seq = queue.seq
+        if self.keep == "all":
+            marker.host_node = len(self.host_spans) - 1
+        marker.run = run
+        self._enqueue(marker)
+        if run is not None and self.lazy:
+            self.deferred.append(marker)
+        return marker
+
+    def wait(self, queue: Queue, marker: Op) -> None:
+        """Later work on ``queue`` starts after ``marker``, and is ordered after all that is before it."""
+        if marker.state != DONE or self.keep == "all":
+            queue.waits.append(marker)
+        self._take_host_clock(queue)
+        queue.clock = join(queue.clock, marker.clock)
+
+    def synchronize(self, marker: Op, name: str = "synchronize", *, ordered: bool = True) -> None:
+        """The host waits for ``marker``; ``ordered``: and is from then on ordered after it."""
+        start = self.host_ns
+        self.advance(None, marker)
+        arrived = max(start, marker.end)
+        self.host_ns = arrived + self.profile.sync_ns
+        if self.keep == "all":
+            self.host_spans.append(HostSpan(name, "sync", start, self.host_ns, (marker,), self.profile.sync_ns))
+        if ordered:
+            self.join_host(marker.clock)
+        self.raise_errors()
+
+    def synchronize_all(self, name: str = "device synchronize") -> None:
+        """The host waits for everything queued so far."""
+        start, markers = self.host_ns, []
+        for queue in self.queues:
+            if queue.seq or queue.waits:
+                markers.append(self.record(queue, cost=False, name=name))
+        for marker in markers:
+            self.advance(None, marker)
+        self.host_ns = max([start, *(marker.end for marker in markers)]) + self.profile.sync_ns
+        if self.keep == "all":
+            self.host_spans.append(HostSpan(name, "sync", start, self.host_ns, tuple(markers), self.profile.sync_ns))
+        for marker in markers:
+            self.join_host(marker.clock)
+        self.raise_errors()
+
+    def query(self, marker: Op) -> bool:
+        """Whether ``marker`` is done at the host's time; True orders the host after it."""
+        self.spend(self.profile.query_ns, "query", "event")
+        self.advance(self.host_ns)
+        if marker.state != DONE:
+            return False
+        if self.keep == "all":
+            self.host_spans[-1].waited = (marker,)
+        self.join_host(marker.clock)
+        self.raise_errors()
+        return True
+
+    def join_host(self, clock: Clock) -> None:
+        """From now on the host, and all it launches, comes after ``clock``."""
+        joined = join(self.host_clock, clock)
+        if joined is not self.host_clock:
+            self.host_clock = joined
+            self.host_version += 1
+            if self.lazy:
+                self.compute_deferred(joined)
+
+    def settle(self, marker: Op, block: Block) -> None:
+        """A block's other stream is done with it: forget those accesses, without ordering anything else."""
+        if self.lazy:
+            self.compute_deferred(marker.clock)
+        self.watch.forget(block.space, block.offset, block.offset + block.size, marker.clock)
+
+    # the host
+
+    def spend(self, ns: int, name: str, kind: str = "host") -> None:
+        """Let the host be busy for ``ns``."""
+        start = self.host_ns
+        self.host_ns = start + ns
+        if self.keep == "all":
+            span = HostSpan(name, kind, start, self.host_ns, (), ns)
+            span.layer = self.layers[-1] if self.layers else None
+            self.host_spans.append(span)
+
+    def open_layer(self, name: str) -> None:
+        """Name what is issued until ``close_layer``."""
+        self.layers.append(name)
+        self._opened.append(self.host_ns)
+
+    def close_layer(self) -> None:
+        if not self.layers:
+            return
+        name, start = self.layers.pop(), self._opened.pop()
+        if self.keep == "all":
+            self.ranges.append((name, start, self.host_ns))
+
+    def note(self, kind: str, text: str) -> Note:
+        note = Note(kind, text)
+        if note not in self.notes:
+            self.notes.append(note)
+        return note
+
+    def raise_errors(self) -> None:
+        """Report one failed operation, once, at a synchronising call."""
+        if self.errors:
+            error = self.errors[0]
+            self.errors.clear()
+            raise error
+
+    # the device
+
+    def advance(self, until: int | None, stop: Op | None = None) -> None:
+        """Run the device up to time ``until`` (None: as far as it goes), or until ``stop`` is done."""
+        heap = self.heap
+        while heap and (until is None or heap[0][0] <= until):
+            if stop is not None and stop.state == DONE:
+                return
+            self._step()
+
+    def _step(self) -> Op | None:
+        """Process everything that happens at the next moment: ends first, then starts."""
+        heap = self.heap
+        self.now = now = heap[0][0]
+        ended: Op | None = None
+        while heap and heap[0][0] == now:
+            _, _, _, op, ticket = heappop(heap)
+            if ticket != op.ticket or op.state == DONE:
+                continue
+            if op.state == RUNNING:
+                self.engines.release(op, now, heap)
+                self._finish(op, now)
+                ended = op
+            else:
+                self._ready(op, now)
+        for op in self.engines.startable(now, heap):
+            self.running[op] = None
+            if self.values and len(self.running) > 1:
+                self._find_torn(op)
+        return ended
+
+    def _ready(self, op: Op, now: int) -> None:
+        if op.engine is None:
+            op.start = now
+            self._finish(op, now)
+        else:
+            op.state = READY
+            self.engines.queue_up(op)
+
+    def _finish(self, op: Op, now: int) -> None:
+        op.state, op.end = DONE, now
+        if op.engine is not None:
+            self.running.pop(op, None)
+            op.queue.pending -= 1
+            self.unfinished -= 1
+        if op.run is not None and not self.lazy:
+            self.compute(op)
+        if op.followers:
+            for after in op.followers:
+                after.unmet -= 1
+                if not after.unmet:
+                    heappush(self.heap, (max(now, after.launch), 1, after.serial, after, after.ticket))
+            op.followers = None
+
+    # values
+
+    def compute(self, op: Op) -> None:
+        """Run the operation's computation once; a failure is kept for the next synchronising call."""
+        run, op.run = op.run, None
+        if run is not None:
+            try:
+                run(op)
+            except Exception as error:
+                self.errors.append(error)
+            op.bad = None
+
+    def compute_deferred(self, clock: Clock | None) -> None:
+        """Adversarial numerics: compute, in call order, what happens before ``clock`` (None: everything)."""
+        waiting = []
+        for op in self.deferred:
+            if clock is None or op.seq <= clock.get(op.actor, 0):
+                self.compute(op)
+            else:
+                waiting.append(op)
+        self.deferred = waiting
+
+    def _find_torn(self, op: Op) -> None:
+        """Mark what overlaps in time and touches the same bytes: neither side can be trusted."""
+        for other in self.running:
+            if other is not op and other.actor != op.actor:
+                tear(op, other)
+                tear(other, op)
+
+    def flush(self) -> None:
+        """Run everything that is queued, without moving the host's clock."""
+        self.advance(None)
+        if self.lazy:
+            self.compute_deferred(None)
+
+
+def tear(reader: Op, writer: Op) -> None:
+    """Note on ``reader`` the ranges that ``writer`` changes while it runs."""
+    for space, key in writer.writes:
+        for mine in (reader.reads, reader.writes):
+            for other_space, other_key in mine:
+                if space is other_space and meet(key, other_key):
+                    reader.bad = [*(reader.bad or ()), (space, key)]
+
+
+__all__ = ["PENDING", "HostSpan", "Machine", "tear"]

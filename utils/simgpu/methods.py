@@ -1,0 +1,252 @@
+"""Methods of device tensors that C++ would answer wrongly for them: reads, moves, indexing, printing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from . import copies, sessions
+from .geometry import geometry
+from .ops import Unsupported
+from .streams import Stream
+from .tensor import SimTensor, new_tensor
+
+aten = torch.ops.aten
+
+
+def parse_to(args: tuple, kwargs: dict) -> tuple[Any, Any, bool, bool, Any]:
+    """(device, dtype, non_blocking, copy, memory_format) of a ``Tensor.to`` call."""
+    kwargs = dict(kwargs)
+    copy = kwargs.pop("copy", False)
+    other = kwargs.pop("other", None)
+    if other is not None or (args and isinstance(args[0], torch.Tensor)):
+        other = args[0] if other is None else other
+        args = (other.device, other.dtype, *args[1:])
+    if len(args) == 4 or (len(args) == 3 and isinstance(args[0], torch.dtype)):
+        args, copy = args[:-1], args[-1]
+    device, dtype, non_blocking, memory_format = torch._C._nn._parse_to(*args, **kwargs)
+    return device, dtype, non_blocking, bool(copy), memory_format
+
+
+def _to(self: SimTensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+    device, dtype, non_blocking, copy, memory_format = parse_to(args, kwargs)
+    if device is not None and device.type == "cuda":
+        sessions.check_index(device)
+    return copies.converted(self, device, dtype, non_blocking, memory_format, copy=copy)
+
+
+def _cpu(self: SimTensor, memory_format: Any = None) -> torch.Tensor:
+    return copies.converted(self, "cpu", None, False)
+
+
+def _cuda(self: SimTensor, device: Any = None, non_blocking: bool = False, memory_format: Any = None) -> SimTensor:
+    sessions.check_index(device)
+    return self
+
+
+def _numpy(self: SimTensor, *args: Any, **kwargs: Any) -> Any:
+    raise TypeError("can't convert cuda:0 device type tensor to numpy. Use Tensor.cpu() to copy the tensor to host memory first.")
+
+
+def _array(self: SimTensor, *args: Any, **kwargs: Any) -> Any:
+    return _numpy(self)
+
+
+def _tolist(self: SimTensor) -> Any:
+    return copies.to_host(self).tolist()
+
+
+def _item(self: SimTensor) -> Any:
+    if self.geometry.numel != 1:
+        raise RuntimeError(f"a Tensor with {self.geometry.numel} elements cannot be converted to Scalar")
+    return copies.to_host(self).item()
+
+
+def _bool(self: SimTensor) -> bool:
+    if self.geometry.numel != 1:
+        return bool(torch.empty(self.geometry.numel))       # the error of any other tensor
+    return bool(_item(self))
+
+
+def _repr(self: SimTensor, *args: Any, **kwargs: Any) -> str:
+    g = self.geometry
+    if self.memory.device.machine.numerics == "shapes":
+        return f"tensor(..., device='cuda:0', size={tuple(g.shape)}, dtype={g.dtype})"
+    with torch._C.DisableTorchFunction():
+        text = repr(copies.to_host(self).detach())
+    grad = ", requires_grad=True" if self.requires_grad else ""
+    at = text.rfind(", dtype=") if text.rstrip(")").rsplit(", ", 1)[-1].startswith("dtype=") else len(text) - 1
+    return text[:at] + ", device='cuda:0'" + text[at:-1] + grad + ")"
+
+
+def _format(self: SimTensor, spec: str) -> str:
+    return format(_item(self), spec) if spec and not self.geometry.shape else _repr(self)
+
+
+def _basic(index: Any) -> bool:
+    return index is None or index is Ellipsis or isinstance(index, slice) or (isinstance(index, int) and not isinstance(index, bool))
+
+
+def _getitem(self: SimTensor, index: Any) -> SimTensor:
+    items = index if isinstance(index, tuple) else (index,)
+    if all(_basic(item) for item in items):
+        return _basic_view(self, items)
+    base, indices = _split_index(self, items)
+    return aten.index.Tensor(base, indices)
+
+
+def _basic_view(self: SimTensor, items: tuple) -> SimTensor:
+    """Integers, slices, None and ... : shape, stride and offset by hand."""
+    g = self.geometry
+    used = sum(1 for item in items if item is not None and item is not Ellipsis)
+    if used > len(g.shape):
+        raise IndexError(f"too many indices for tensor of dimension {len(g.shape)}")
+    shape, stride, offset, dim = [], [], 0, 0
+    for item in items:
+        if item is None:
+            shape.append(1)
+            stride.append(0)
+        elif item is Ellipsis:
+            skip = len(g.shape) - used
+            shape += g.shape[dim:dim + skip]
+            stride += g.stride[dim:dim + skip]
+            dim += skip
+        elif isinstance(item, slice):
+            if isinstance(item.step, int) and item.step <= 0:
+                raise ValueError("step must be greater than zero")
+            low, high, step = item.indices(g.shape[dim])
+            shape.append(max(0, -(-(high - low) // step)))
+            stride.append(g.stride[dim] * step)
+            offset += low * g.stride[dim]
+            dim += 1
+        else:
+            size = g.shape[dim]
+            if not -size <= item < size:
+                raise IndexError(f"index {item} is out of bounds for dimension {dim} with size {size}")
+            offset += (item + size if item < 0 else item) * g.stride[dim]
+            dim += 1
+    shape += g.shape[dim:]
+    stride += g.stride[dim:]
+    return new_tensor(self.memory, self.start + offset * g.item, geometry(tuple(shape), tuple(stride), g.dtype))
+
+
+def _split_index(self: SimTensor, items: tuple) -> tuple[SimTensor, list[Any]]:
+    """A view for the basic items, and the tensors of the others by dimension."""
+    used = sum(_dims_of(item) for item in items)
+    full: list[Any] = []
+    for item in items:
+        full += [slice(None)] * (len(self.geometry.shape) - used) if item is Ellipsis else [item]
+    basic = tuple(item if _basic(item) else slice(None) for item in _spread(full))
+    base = _basic_view(self, basic)
+    indices: list[Any] = []
+    for item in full:
+        if _basic(item):
+            indices += [] if isinstance(item, int) else [None]
+        else:
+            indices.append(_index_tensor(item))
+    return base, indices
+
+
+def _spread(full: list[Any]) -> list[Any]:
+    """One item per dimension: a mask stands for as many as it has."""
+    return [part for item in full for part in ([item] if _basic(item) or _dims_of(item) == 1 else [slice(None)] * _dims_of(item))]
+
+
+def _dims_of(item: Any) -> int:
+    if item is None or item is Ellipsis:
+        return 0
+    if isinstance(item, torch.Tensor) and item.dtype in (torch.bool, torch.uint8):
+        return item.dim()
+    return 1
+
+
+def _index_tensor(item: Any) -> SimTensor:
+    if isinstance(item, SimTensor):
+        return item
+    with torch._C.DisableTorchFunction():
+        tensor = item if isinstance(item, torch.Tensor) else torch.tensor(item)
+    return copies.converted(tensor, "cuda", None, False)
+
+
+def _setitem(self: SimTensor, index: Any, value: Any) -> None:
+    items = index if isinstance(index, tuple) else (index,)
+    if all(_basic(item) for item in items):
+        target = _basic_view(self, items)
+        if isinstance(value, torch.Tensor):
+            target.copy_(value)
+        else:
+            target.fill_(value)
+        return
+    base, indices = _split_index(self, items)
+    if not isinstance(value, torch.Tensor):
+        with torch._C.DisableTorchFunction():
+            value = torch.tensor(value, dtype=self.dtype)
+    if not isinstance(value, SimTensor):
+        value = copies.converted(value, "cuda", self.dtype, False)
+    aten.index_put_.default(base, indices, value)
+
+
+def _record_stream(self: SimTensor, stream: Stream) -> None:
+    device = sessions.require("Tensor.record_stream")
+    device.check_tensors((self,))
+    device.machine.memory.share(self.memory.block, stream.queue)
+
+
+def _pin(self: SimTensor, device: Any = None) -> None:
+    raise RuntimeError(f"cannot pin 'torch.cuda.{self.dtype}' only dense CPU tensors can be pinned")
+
+
+def _backward(self: SimTensor, *args: Any, **kwargs: Any) -> None:
+    raise Unsupported("Tensor.backward: the simulated device does not compute gradients; "
+                      "the course is about inference, use torch.no_grad() or torch.inference_mode()")
+
+
+def _new_tensor(self: SimTensor, data: Any, *, dtype: Any = None, device: Any = None, **kwargs: Any) -> torch.Tensor:
+    return torch.tensor(data, dtype=dtype or self.dtype, device=device or "cuda")
+
+
+def _deepcopy(self: SimTensor, memo: dict) -> SimTensor:
+    if id(self) not in memo:
+        with torch.no_grad():
+            twin = self.detach().clone()
+        memo[id(self)] = _as(self, twin)
+    return memo[id(self)]
+
+
+def _as(like: SimTensor, twin: SimTensor) -> SimTensor:
+    """``twin`` as a Parameter when ``like`` is one."""
+    if isinstance(like, torch.nn.Parameter):
+        return torch.nn.Parameter(twin, requires_grad=like.requires_grad)
+    return twin.requires_grad_(like.requires_grad)
+
+
+def _set_data(self: SimTensor, value: torch.Tensor) -> None:
+    if not isinstance(value, SimTensor):
+        raise Unsupported("tensor.data = a CPU tensor, for a tensor on the simulated device; replace the tensor itself "
+                          "(module.weight = torch.nn.Parameter(…)), or assign an empty tensor of the device to free memory")
+    with torch._C.DisableTorchFunction():
+        torch.Tensor.data.__set__(self, value)
+    self.geometry, self.memory, self.start, self._place = value.geometry, value.memory, value.start, None
+
+
+def _refuse(name: str, advice: str) -> Any:
+    def refuse(self: SimTensor, *args: Any, **kwargs: Any) -> Any:
+        raise Unsupported(f"{name} is not modelled by the simulated device; {advice}")
+    return refuse
+
+
+_ADVICE = "copy the tensor to the CPU first"
+for _name, _method in {
+    "to": _to, "cpu": _cpu, "cuda": _cuda, "numpy": _numpy, "__array__": _array, "tolist": _tolist, "item": _item, "__bool__": _bool,
+    "__int__": lambda self: int(_item(self)), "__float__": lambda self: float(_item(self)),
+    "__index__": lambda self: _item(self).__index__(), "__complex__": lambda self: complex(_item(self)),
+    "__repr__": _repr, "__str__": _repr, "__format__": _format, "__getitem__": _getitem, "__setitem__": _setitem,
+    "record_stream": _record_stream, "pin_memory": _pin, "backward": _backward, "new_tensor": _new_tensor,
+    "__deepcopy__": _deepcopy, "__reduce_ex__": _refuse("pickling or saving a device tensor", _ADVICE),
+    "__dlpack__": _refuse("dlpack exchange", _ADVICE), "share_memory_": _refuse("Tensor.share_memory_", _ADVICE),
+    "register_hook": _refuse("Tensor.register_hook", "gradients are not computed"),
+    "storage": lambda self: self.untyped_storage(),
+}.items():
+    setattr(SimTensor, _name, _method)
+SimTensor.data = property(lambda self: self.detach(), _set_data)

@@ -1,0 +1,148 @@
+"""Byte ranges of one piece of memory, and who touched them last.
+
+A ``Key`` is (low, high, pattern): bytes low to high, all of them when pattern is None, else only the runs that the
+pattern lists: (run length, ((count, step), ...)) from the outermost to the innermost repetition, in bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import lru_cache
+from itertools import product
+from typing import Any
+
+from .ops import Clock, Op
+
+Pattern = tuple[int, tuple[tuple[int, int], ...]]
+Key = tuple[int, int, Pattern | None]
+MAX_RUNS = 1 << 16      # above this many runs a strided range counts as solid
+KEEP_KEYS = 256         # distinct ranges kept per queue before those that no one can race with are dropped
+
+
+@lru_cache(maxsize=8192)
+def extent(shape: tuple[int, ...], stride: tuple[int, ...], itemsize: int) -> tuple[int, Pattern | None]:
+    """Bytes from the first element to the end of the last, and the pattern inside (None: solid)."""
+    dims = sorted((step * itemsize, size) for size, step in zip(shape, stride, strict=True) if size != 1 and step)
+    if 0 in shape:
+        return 0, None
+    run, outer = itemsize, []
+    for step, size in dims:
+        if step <= run and not outer:
+            run += (size - 1) * step
+        else:
+            outer.append((size, step))
+    span = run + sum((size - 1) * step for size, step in outer)
+    runs = 1
+    for size, _ in outer:
+        runs *= size
+    if not outer or runs > MAX_RUNS:
+        return span, None
+    return span, (run, tuple(reversed(outer)))
+
+
+def runs_of(key: Key) -> Iterator[tuple[int, int]]:
+    """The solid byte ranges of a key, in ascending order of the outermost repetition."""
+    low, high, pattern = key
+    if pattern is None:
+        yield low, high
+        return
+    run, outer = pattern
+    for steps in product(*(range(0, count * step, step) for count, step in outer)):
+        start = low + sum(steps)
+        yield start, start + run
+
+
+@lru_cache(maxsize=8192)
+def _patterns_meet(one: Pattern | None, other: Pattern | None, shift: int, ends: tuple[int, int]) -> bool:
+    """Whether runs of ``one`` (from byte 0) meet runs of ``other`` (from byte ``shift``)."""
+    first = sorted(runs_of((0, ends[0], one)))
+    second = sorted(runs_of((shift, shift + ends[1], other)))
+    i = j = 0
+    while i < len(first) and j < len(second):
+        if first[i][1] <= second[j][0]:
+            i += 1
+        elif second[j][1] <= first[i][0]:
+            j += 1
+        else:
+            return True
+    return False
+
+
+def meet(one: Key, other: Key) -> bool:
+    """Whether two keys share a byte."""
+    if one[0] >= other[1] or other[0] >= one[1]:
+        return False
+    if one[2] is None and other[2] is None:
+        return True
+    return _patterns_meet(one[2], other[2], other[0] - one[0], (one[1] - one[0], other[1] - other[0]))
+
+
+def shared_range(one: Key, other: Key) -> tuple[int, int]:
+    """The smallest solid range around the bytes that two meeting keys share."""
+    low, high = max(one[0], other[0]), min(one[1], other[1])
+    for key in (one, other):
+        if key[2] is not None:
+            inside = [(max(a, low), min(b, high)) for a, b in runs_of(key) if a < high and b > low]
+            low, high = min(a for a, _ in inside), max(b for _, b in inside)
+    return low, high
+
+
+class _Side:
+    """The last accesses of one sort (reads or writes), by queue and by range, oldest first."""
+
+    __slots__ = ("by_actor", "last", "limit")
+
+    def __init__(self) -> None:
+        self.by_actor: dict[int, dict[Key, Op]] = {}
+        self.last: dict[int, int] = {}
+        self.limit = KEEP_KEYS
+
+    def add(self, op: Op, key: Key, synced: Clock) -> None:
+        actor = op.actor
+        mine = self.by_actor.get(actor)
+        if mine is None:
+            mine = self.by_actor[actor] = {}
+        elif key in mine:
+            del mine[key]
+        mine[key] = op
+        self.last[actor] = op.seq
+        if len(mine) > self.limit:
+            self._prune(mine, synced.get(actor, 0))
+
+    def _prune(self, mine: dict[Key, Op], seen: int) -> None:
+        for key in [key for key, op in mine.items() if op.seq <= seen]:
+            del mine[key]
+        self.limit = max(KEEP_KEYS, 2 * len(mine))
+
+    def unordered(self, actor: int, clock: Clock, key: Key) -> list[tuple[Op, Key]]:
+        """Per other queue, the newest access to a byte of ``key`` that does not happen before ``clock``."""
+        found = []
+        for other, last in self.last.items():
+            if other == actor:
+                continue
+            seen = clock.get(other, 0)
+            if last <= seen:
+                continue
+            for old_key, op in reversed(self.by_actor[other].items()):
+                if op.seq <= seen:
+                    break
+                if meet(old_key, key):
+                    found.append((op, old_key))
+                    break
+        return found
+
+
+class Space:
+    """One piece of memory, a device segment or a pinned host buffer: its accesses, and its bytes where they exist.
+
+    ``data`` and ``taint`` belong to the layer that computes values; the core never looks inside.
+    """
+
+    __slots__ = ("__weakref__", "base", "data", "host", "live", "name", "reads", "size", "taint", "writes")
+
+    def __init__(self, size: int, *, host: bool, base: int, name: str = ""):
+        self.size, self.host, self.base, self.name = size, host, base, name
+        self.reads, self.writes = _Side(), _Side()
+        self.data: Any = None
+        self.taint: Any = None
+        self.live: dict[int, Any] = {}      # offset -> what is allocated there (size, label)

@@ -60,6 +60,8 @@ def test_every_way_to_write_a_number_is_read_digit_for_digit(tmp_path, stamp, la
 def test_digits_are_read_exactly(stamps):
     written = [f"{'-' if nano < 0 else ''}{abs(nano) // 1000}.{abs(nano) % 1000:03d}" for nano in stamps]
     assert digits_ns(written).tolist() == stamps
+    short = [nano // 10 * 10 for nano in stamps if nano >= 0]
+    assert digits_ns([f"{nano // 1000}.{nano % 1000:03d}".rstrip("0") + "0" for nano in short]).tolist() == short
     small = [nano for nano in stamps if abs(nano) < 2**43 * 1000]
     assert stamps_ns([nano / 1000 for nano in small]).tolist() == small
 

@@ -35,12 +35,12 @@ NO_ARGS: Row = {}
 INT64 = 2**63
 
 
-def column(rows: list[Row], key: str) -> list[Any]:
-    """One value per row, None where a row has none."""
+def column(rows: list[Row], key: str, default: Any = None) -> list[Any]:
+    """One value per row, ``default`` where a row has none."""
     try:
         return list(map(itemgetter(key), rows))
     except KeyError:
-        return [row.get(key) for row in rows]
+        return [row.get(key, default) for row in rows]
 
 
 def category_code(category: Any) -> int:
@@ -101,7 +101,7 @@ class RowReader:
             "name": np.array(names, dtype=object),
             "note": note,
             "kind": codes.astype(np.int8),
-            "correlation": _whole([arg.get("correlation", -1) for arg in args], -1),
+            "correlation": _whole(column(args, "correlation", -1), -1),
             "track": self._track_codes(rows),
             **(_own_places(args) if own else _places(rows, args, codes)),
         }
@@ -136,25 +136,34 @@ def _places(rows: list[Row], args: list[Row], kinds: NDArray[np.int16]) -> dict[
     columns = {"stream": -1, "device": -1, "bytes": 0, "graph": 0}
     places = {name: np.full(len(rows), default, np.int64) for name, default in columns.items()}
     here = np.flatnonzero(kinds != HOST).tolist()
-    there = [(args[at], rows[at]) for at in here]
-    places["stream"][here] = _whole([arg.get("stream", row.get("tid")) for arg, row in there], -1)
-    places["device"][here] = _whole([arg.get("device", arg.get("inDevice", row.get("pid"))) for arg, row in there], 0)
-    places["bytes"][here] = _whole([arg.get("bytes", 0) for arg, _ in there], 0)
-    places["graph"][here] = _whole([arg.get("graph id", 0) for arg, _ in there], 0)
+    rows, args = [rows[at] for at in here], [args[at] for at in here]
+    places["stream"][here] = _whole(_first(column(args, "stream"), column(rows, "tid")), -1)
+    places["device"][here] = _whole(_first(column(args, "device"), column(args, "inDevice"), column(rows, "pid")), 0)
+    places["bytes"][here] = _whole(column(args, "bytes", 0), 0)
+    places["graph"][here] = _whole(column(args, "graph id", 0), 0)
     return {**places, "lane": LANE_BY_KIND[kinds]}
 
 
+def _first(*columns: list[Any]) -> list[Any]:
+    """Row by row the first value that is there."""
+    best, *rest = columns
+    for other in rest:
+        if None in best:
+            best = [spare if value is None else value for value, spare in zip(best, other, strict=True)]
+    return best
+
+
 def _own_kinds(args: list[Row]) -> NDArray[np.int16]:
-    return np.array([KIND_CODES[arg["kind"]] for arg in args], dtype=np.int16)
+    return np.array([KIND_CODES[kind] for kind in column(args, "kind")], dtype=np.int16)
 
 
 def _own_places(args: list[Row]) -> dict[str, NDArray[Any]]:
     return {
-        "stream": _whole([arg.get("stream", -1) for arg in args], -1),
-        "device": _whole([arg.get("device", -1) for arg in args], -1),
-        "bytes": _whole([arg.get("bytes", 0) for arg in args], 0),
-        "graph": _whole([arg.get("graph id", 0) for arg in args], 0),
-        "lane": np.array([LANE_CODES[arg["lane"]] for arg in args], dtype=np.int8),
+        "stream": _whole(column(args, "stream", -1), -1),
+        "device": _whole(column(args, "device", -1), -1),
+        "bytes": _whole(column(args, "bytes", 0), 0),
+        "graph": _whole(column(args, "graph id", 0), 0),
+        "lane": np.array([LANE_CODES[lane] for lane in column(args, "lane")], dtype=np.int8),
     }
 
 

@@ -49,29 +49,32 @@ def digits_ns(values: list[Any]) -> NDArray[np.int64]:
 
 
 def _plain_ns(values: list[Any]) -> NDArray[np.int64] | None:
-    """The usual case at once: every value is text with three decimals and at most 19 digits."""
+    """The usual case at once: every value is text with one to three decimals and no sign; None for anything else."""
     try:
         text = ",".join(values) + ","
     except TypeError:
         return None
     signs = np.frombuffer(text.encode(), dtype=np.uint8)
-    commas = np.flatnonzero(signs == ord(","))
-    lengths = np.diff(commas, prepend=-1)            # with the comma
-    usual = len(commas) == len(values) and lengths.min(initial=99) > 5 and lengths.max(initial=0) <= 21
-    if not usual or not (signs[commas - 4] == ord(".")).all() or not _only_digits(signs, 2 * len(values)):
+    points, commas = np.flatnonzero(signs == ord(".")), np.flatnonzero(signs == ord(","))
+    if not len(points) == len(commas) == len(values):
         return None
-    nano = np.fromstring(text.replace(".", ""), dtype=np.int64, sep=",")
+    decimals = commas - points - 1
+    wholes = np.diff(commas, prepend=-1) - decimals - 2          # digits before the point
+    digits = int(((signs >= ord("0")) & (signs <= ord("9"))).sum())
+    if decimals.min(initial=1) < 1 or decimals.max(initial=1) > 3 or wholes.min(initial=1) < 1:
+        return None
+    if wholes.max(initial=1) > 16 or digits != signs.size - 2 * len(values):
+        return None
+    numbers = np.fromstring(text.replace(".", ","), dtype=np.int64, sep=",")
+    nano = numbers[0::2] * NS_PER_US + numbers[1::2] * 10 ** (3 - decimals)
     return nano if (nano < LIMIT_NS).all() else None
-
-
-def _only_digits(signs: NDArray[np.uint8], others: int) -> bool:
-    return int(((signs >= ord("0")) & (signs <= ord("9"))).sum()) == signs.size - others
 
 
 def _stamp_ns(value: Any, index: int) -> int:
     text = value if type(value) is str else repr(value) if type(value) in (int, float) else ""
     try:
-        nano = int(text[:-4] + text[-3:]) if text[-4:-3] == "." else _decimal_ns(text)
+        whole, _, part = text.partition(".")
+        nano = int(whole + part.ljust(3, "0")) if len(part) <= 3 and part.isdigit() else _decimal_ns(text)
     except (ValueError, ArithmeticError):
         raise BadStamp(index, value) from None
     if not -LIMIT_NS < nano < LIMIT_NS:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import base64
+import subprocess
+import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import matplotlib.pyplot as plt
@@ -369,6 +372,14 @@ def test_kinds_of_tasks_follow_from_kind_or_resource():
     panel = panel_of(dag.schedule(graph, {"h2d": 1, "compute": 1, "link": 1}))
     assert {panel.label(bar): int(code) for bar, code in enumerate(panel.kind)} == {
         "a": CODE["h2d"], "b": CODE["d2d"], "c": CODE["task"]}
+
+
+def test_drawing_needs_neither_torch_nor_pandas_nor_pyplot_nor_widgets():
+    program = ("import sys; from utils.timeline import timeline; unwanted = "
+               "('torch', 'pandas', 'matplotlib.pyplot', 'ipywidgets'); print(sorted({*unwanted} & {*sys.modules}))")
+    root = Path(__file__).resolve().parents[1]
+    done = subprocess.run([sys.executable, "-c", program], cwd=root, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
 
 
 # names

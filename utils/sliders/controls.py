@@ -59,8 +59,8 @@ class Control:
         why = "a whole number" if limited == asked else f"between {number(self.low)} and {number(self.high)}"
         return allowed, f"{self.title}: {asked:g} is not {why}, set to {number(allowed)}"
 
-    def described(self) -> str:
-        """For text: ``"B 3 ms"`` is said by :meth:`said`; this adds the limits."""
+    @property
+    def limits(self) -> str:
         return f"{number(self.low)} to {number(self.high)}"
 
 

@@ -122,7 +122,7 @@ class TimelineSliders(widgets.VBox):
     def text(self) -> str:
         """Values of the controls and the text of the timeline."""
         said = [f"{row.control.title} {number(row.value)} {SHOWN.get(row.control.unit, row.control.unit)}".rstrip()
-                + f" ({row.control.described()})" for row in self._rows.values()]
+                + f" ({row.control.limits})" for row in self._rows.values()]
         return "\n".join([*wrapped("sliders: " + ", ".join(said)), "", self.picture.text])
 
     @property

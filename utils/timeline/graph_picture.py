@@ -13,7 +13,7 @@ from matplotlib.patheffects import withStroke
 from ..dag import serial_time
 from .graph_layout import NODE_IN, ROW_IN, GraphView, Point, Task
 from .kinds import CRITICAL, EDGE, GREY, KINDS
-from .lanes import FONT, _text
+from .lanes import FONT, text_artist
 from .names import columns, drawable, fit, inches
 from .text import wrapped
 from .units import SHOWN, decimals_for, quantity
@@ -100,9 +100,9 @@ def _node(view: GraphView, task: Task, centre: Point, box_in: float, lines: int,
     label = fit(label, most).rstrip() if inches(drawable(label), FONT, bold=True) > box_in - 0.08 else label
     halo = {"path_effects": [withStroke(linewidth=3, foreground=kind.colour)]} if kind.hatch else {}
     shift = 0.085 if lines == 2 else 0.0
-    yield _text(centre[0], centre[1] - shift, drawable(label), ha="center", fontweight="bold", zorder=4, **halo)
+    yield text_artist(centre[0], centre[1] - shift, drawable(label), ha="center", fontweight="bold", zorder=4, **halo)
     if lines == 2:
-        yield _text(centre[0], centre[1] + shift, drawable(time), ha="center", zorder=4, **halo)
+        yield text_artist(centre[0], centre[1] + shift, drawable(time), ha="center", zorder=4, **halo)
 
 
 def graph_text(view: GraphView) -> str:

@@ -69,7 +69,7 @@ def draw_frame(axes: Axes, panel: Panel, scale: Scale, axis_labels: bool = True)
     tops = np.concatenate(([0.0], np.cumsum(heights)))
     axes.hlines(tops[1:-1], *scale.window, color=GRID, linewidth=0.8)
     for lane, top, height in zip(panel.lanes, tops, heights, strict=False):
-        axes.add_artist(_text(-8 / scale.pixels, 1 - (top + height / 2) / total, drawable(lane.label),
+        axes.add_artist(text_artist(-8 / scale.pixels, 1 - (top + height / 2) / total, drawable(lane.label),
                               transform=axes.transAxes, ha="right"))
 
 
@@ -85,7 +85,8 @@ def _draw_ticks(axes: Axes, scale: Scale) -> None:
     axes.set_axisbelow(True)
 
 
-def _text(x: float, y: float, text: str, **style: object) -> Text:
+def text_artist(x: float, y: float, text: str, **style: object) -> Text:
+    """Drawable text in the course's font; dollar signs are dollar signs."""
     settings = {"fontsize": FONT, "color": INK, "va": "center", "ha": "left", "fontfamily": list(families()),
                 "parse_math": False, "clip_on": False, **style}
     return Text(x, y, text, **settings)
@@ -171,7 +172,7 @@ def _gap_artists(panel: Panel, scale: Scale) -> Iterator[Artist]:
         for first, last, length in zip(starts.tolist(), ends.tolist(), lengths.tolist(), strict=True):
             label = "idle " + quantity(length * scale.factor, scale.unit)      # all of it, also when cut by the window
             if label := label_inches(label, _room(scale.px(last - first)), FONT, cut=False):
-                yield _text((first + last) / 2, middle, label, ha="center", color=GAP_INK)
+                yield text_artist((first + last) / 2, middle, label, ha="center", color=GAP_INK)
 
 
 def _room(pixels: float) -> float:
@@ -192,4 +193,4 @@ def _label_artists(
         left, right = max(boxes[bar, 0, 0], scale.window[0]), min(boxes[bar, 2, 0], scale.window[1])
         kind = KINDS[panel.kind[kept[bar]]]
         halo = {"path_effects": [withStroke(linewidth=3, foreground=kind.colour)]} if kind.hatch else {}
-        yield _text((left + right) / 2, boxes[bar, :2, 1].mean(), label, ha="center", clip_on=True, **halo)
+        yield text_artist((left + right) / 2, boxes[bar, :2, 1].mean(), label, ha="center", clip_on=True, **halo)

@@ -23,7 +23,7 @@ from .collapse import collapse
 from .graph_layout import GraphView, graph_height
 from .graph_picture import graph_artists
 from .kinds import CRITICAL, GAP, INK, KINDS, PAPER
-from .lanes import DPI, FONT, Scale, _text, bar_artists, draw_frame, panel_height
+from .lanes import DPI, FONT, Scale, bar_artists, draw_frame, panel_height, text_artist
 from .model import Panel
 from .names import FAMILY, columns, drawable, fit, inches
 from .text import facts_line, window_line
@@ -150,7 +150,7 @@ class Stage:
         width, height = self.figure.get_size_inches()
         most = int((width - 2 * EDGE_IN) / inches("n", FONT))
         text = fit(text, most).rstrip() if columns(text) > most else text
-        self.figure.add_artist(_text(x / width, 1 - y / height, drawable(text),
+        self.figure.add_artist(text_artist(x / width, 1 - y / height, drawable(text),
                                      transform=self.figure.transFigure, **style))
 
     def _draw_legend(self, scene: Scene, top: float) -> None:
@@ -190,7 +190,7 @@ def _heading(panel: Panel, scale: Scale, title: str) -> list[Artist]:
     lines = [name + facts_line(panel, scale.unit, scale.factor)]
     if extra := window_line(panel, panel.window, scale.unit, scale.factor):
         lines.append(extra)
-    return [_text(scale.window[0], -LINE_IN * (index + 0.55), drawable(line))
+    return [text_artist(scale.window[0], -LINE_IN * (index + 0.55), drawable(line))
             for index, line in enumerate(reversed(lines))]
 
 

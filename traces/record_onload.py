@@ -1,4 +1,4 @@
-"""The program that recorded the ``*_serial_*`` and ``*_double_buffer_*`` traces in this folder.
+"""The program that recorded the ``*_serial_*``, ``*_double_buffer_*`` and ``*_pageable_*`` traces in this folder.
 
     python traces/record_onload.py h200 OUTPUT_FOLDER
 
@@ -7,6 +7,8 @@ copied and then multiplied. *Double buffer*: two buffers and a copy stream, so l
 
     copy stream     [copy 0][copy 1][copy 2] ...
     compute stream          [gemm 0][gemm 1] ...
+
+*Pageable* is the double buffer again, with weights in ordinary host memory.
 
 A copy waits until the last GEMM that read its buffer is done, also across calls; a GEMM waits for its copy.
 Each trace holds two calls, back to back, after two calls of warm-up that it does not hold.
@@ -29,8 +31,8 @@ DTYPE = torch.bfloat16
 
 
 def host_weights() -> list[torch.Tensor]:
-    """One pinned (WIDTH, WIDTH) matrix per layer, scaled so that activations keep their size."""
-    return [(torch.randn(WIDTH, WIDTH, dtype=DTYPE) / WIDTH**0.5).pin_memory() for _ in range(LAYERS)]
+    """One pageable (WIDTH, WIDTH) matrix per layer, scaled so that activations keep their size."""
+    return [torch.randn(WIDTH, WIDTH, dtype=DTYPE) / WIDTH**0.5 for _ in range(LAYERS)]
 
 
 class Serial:
@@ -98,11 +100,17 @@ def record(model: Callable[[torch.Tensor], torch.Tensor], batch: int, path: Path
 def main(card: str, folder: Path) -> None:
     """Record every trace of this program."""
     torch.manual_seed(0)
-    weights = host_weights()
-    for name, make, batch in (("serial", Serial, 8192), ("double_buffer", DoubleBuffer, 4096),
-                              ("double_buffer", DoubleBuffer, 16384)):
+    pageable = host_weights()
+    pinned = [weight.pin_memory() for weight in pageable]
+    for name, model, batch in (
+        ("serial", Serial(pinned), 8192),
+        ("double_buffer", DoubleBuffer(pinned), 4096),
+        ("double_buffer", DoubleBuffer(pinned), 8192),
+        ("double_buffer", DoubleBuffer(pinned), 16384),
+        ("pageable", DoubleBuffer(pageable), 8192),
+    ):
         path = folder / f"{card}_{name}_b{batch}.json.gz"
-        record(make(weights), batch, path)
+        record(model, batch, path)
         print(path.name, path.stat().st_size, "bytes")
 
 

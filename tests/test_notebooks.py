@@ -172,7 +172,7 @@ SPOILED = [
     (rules.everything_is_compared, picture("<Figure size 800x360 with 1 Axes>"), "without text"),
     (rules.shown_without_a_kernel, widget, "widget view"),
     (rules.shown_without_a_kernel, lambda notebook: notebook.metadata.update(widgets={}), "metadata.widgets"),
-    (rules.shown_without_a_kernel, lambda notebook: notebook.metadata.language_info.update(version="3"), "info.version"),
+    (rules.shown_without_a_kernel, lambda book: book.metadata.language_info.update(version="3"), "info.version"),
     (rules.cells_are_short, spoil_cell(source="x = 1\n" * 25 + "y"), "26 lines"),
     (rules.starts_as_agreed, lambda notebook: notebook.cells.pop(1), "not the agreed one"),
 ]
@@ -199,7 +199,7 @@ def test_rules_allow():
 
 def test_outputs_in_a_lab_are_caught():
     notebook = good()
-    assert rules.has_no_outputs(notebook) == [f"cell {number}: has outputs or an execution count" for number in (1, 2, 3)]
+    assert [fault.split(":")[0] for fault in rules.has_no_outputs(notebook)] == ["cell 1", "cell 2", "cell 3"]
     cleared(notebook)
     notebook.cells[2].execution_count = 7
     assert rules.has_no_outputs(notebook) == ["cell 2: has outputs or an execution count"]

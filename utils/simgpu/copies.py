@@ -15,7 +15,7 @@ from .geometry import Geometry, dense, geometry, of
 from .ops import Op
 from .space import Key, Space
 from .tensor import SimTensor
-from .values import CLEAN, Ref, Task, plain_torch, poison, set_taint, taint_view, view
+from .values import CLEAN, TORN, Ref, Task, plain_torch, poison, set_taint, taint_view, view
 
 
 def copy_into(dst: torch.Tensor, src: torch.Tensor, non_blocking: bool) -> torch.Tensor:
@@ -77,6 +77,8 @@ def _host_to_device(device: Any, dst: SimTensor, src: torch.Tensor, non_blocking
     matching = src.dtype is g.dtype and src.is_contiguous() and g.contiguous
     pinned = home is not None and matching
     held = not (non_blocking and pinned)
+    if held:
+        device.refuse_in_capture("a copy that is not asynchronous (non_blocking=True, pinned, same dtype, contiguous)")
     if held or not pinned:
         if home is not None and not matching:
             device.host.access(src, False, "copy_ (host conversion)")
@@ -85,7 +87,7 @@ def _host_to_device(device: Any, dst: SimTensor, src: torch.Tensor, non_blocking
     if pinned:
         reads, body = [(home, device.host.key(home, src))], None
         if device.values:
-            body = _PinnedUpload(device, _ref(dst), src, home)
+            body = _PinnedUpload(device, _ref(dst), src, home, captured=device.graphs is not None and device.graphs.has(device.queue))
     else:
         reads, body = [], None
         if device.values:
@@ -106,11 +108,24 @@ def _host_to_device(device: Any, dst: SimTensor, src: torch.Tensor, non_blocking
 
 
 class _PinnedUpload:
-    """Read pinned memory when the copy runs; notice bytes that changed since the call."""
+    """Read pinned memory when the copy runs; notice bytes that changed since the call.
 
-    def __init__(self, device: Any, dst: Ref, src: torch.Tensor, home: Space):
-        self.device, self.dst, self.src, self.home = device, dst, src, home
-        self.digest = digest(src)
+    A pending copy keeps its source alive, as CUDA's caching host allocator does; a captured one does not.
+    """
+
+    def __init__(self, device: Any, dst: Ref, src: torch.Tensor, home: Space, *, captured: bool = False):
+        self.device, self.dst, self.home = device, dst, home
+        self.src = None if captured else src
+        self.digest = None if captured else digest(src)
+        self.like = _outline(src) if captured else None
+
+    def again(self, op: Op) -> Any:
+        """For one replay: the source as it is at the replay's launch."""
+        src = self.device.host.rebuild(self.home, self.like)
+        if src is None:
+            self.device.machine.watch.freed_source(op, self.home)
+            return _spoiled(self.dst)
+        return _PinnedUpload(self.device, self.dst, src, self.home)
 
     def __call__(self, op: Op) -> None:
         with plain_torch():
@@ -132,8 +147,23 @@ def _tear(op: Op, dst: Ref, home: Space, source: Key) -> None:
         return
     if any(space is home for space, _ in op.bad):
         poison(view(dst))
-        set_taint(dst, 2)
+        set_taint(dst, TORN)
     Task("copy_", _copy_values, (), {}, [], [], [dst], lambda op, ref: None)._tear_writes(op)
+
+
+def _outline(tensor: torch.Tensor) -> torch.Tensor:
+    """A meta tensor with a tensor's geometry and offset."""
+    with plain_torch():
+        size = tensor.storage_offset() + of(tensor).span // tensor.element_size()
+        return torch.empty(size, dtype=tensor.dtype, device="meta").as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
+
+
+def _spoiled(dst: Ref) -> Any:
+    def run(op: Op) -> None:
+        with plain_torch():
+            poison(view(dst))
+            set_taint(dst, TORN)
+    return run
 
 
 def _upload(dst: Ref, source: torch.Tensor) -> Any:
@@ -174,16 +204,18 @@ def _device_to_host(device: Any, dst: torch.Tensor, src: SimTensor, non_blocking
     home = device.host.space_of(dst)
     matching = dst.dtype is g.dtype and dst.is_contiguous() and g.contiguous
     direct = home is not None and matching
+    if not (direct and non_blocking):
+        device.refuse_in_capture("a copy that is not asynchronous (non_blocking=True, pinned, same dtype, contiguous)")
     body = _download(device, dst, _ref(src), home) if device.values else None
     writes = [(home, device.host.key(home, dst))] if home is not None else []
     name = "copy_" if home is not None else "copy_ (pageable)"
     work = copy_ns(profile, "d2h", g.nbytes, pinned=home is not None)
-    op = machine.launch(device.queue, name, "d2h", "d2h", work, nbytes=g.nbytes, reads=[src.place], writes=writes, run=body)
+    machine.launch(device.queue, name, "d2h", "d2h", work, nbytes=g.nbytes, reads=[src.place], writes=writes, run=body)
     if direct and non_blocking:
         return
     if non_blocking:
         _note_held(device, dst, home, matching)
-    device.sync_current(f"blocking {name}" if not non_blocking else f"{name} holds the host", op)
+    device.sync_current(f"blocking {name}" if not non_blocking else f"{name} holds the host")
     if not matching:
         machine.spend(host_ns(profile, dst.numel() * dst.element_size()), "convert after copy_")
 

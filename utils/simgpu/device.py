@@ -40,10 +40,12 @@ class SimDevice:
         self.current: dict[int, Queue] = {}
         self.host = HostMemory(self)
         self.plans: dict[tuple, Any] = {}
-        self.graphs: Any = None                 # the capture in progress
         self.graph_count = 0
+        self.capture_queue: Queue | None = None  # what torch.cuda.graph captures on when no stream is given
+        self.pool_users: dict[Any, int] = {}    # graphs per private memory pool
         self.seed, self.draws = DEFAULT_SEED, 0
         self.open = True
+        self.active = False                     # whether this is the innermost session
 
     # what users see
 
@@ -79,6 +81,11 @@ class SimDevice:
     # streams
 
     @property
+    def graphs(self) -> Any:
+        """The capture in progress, if any."""
+        return self.machine.capture
+
+    @property
     def queue(self) -> Queue:
         """The current stream of this thread."""
         return self.current.get(get_ident(), self.default)
@@ -92,7 +99,7 @@ class SimDevice:
             pool.append(self.machine.new_queue(f"stream {len(self.machine.queues)}", priority))
         return pool[turn % POOL_STREAMS]
 
-    def sync_current(self, name: str, op: Op | None = None) -> None:
+    def sync_current(self, name: str) -> None:
         """The host waits for all of the current stream."""
         self.refuse_in_capture(f"{name} (it synchronises)")
         queue = self.queue
@@ -162,10 +169,11 @@ class SimDevice:
 
     def check_tensors(self, tensors: Sequence[SimTensor], reading: bool = False) -> None:
         """Device tensors work on their own device only, while it is active."""
-        from . import sessions
-
+        ours = self.active or (reading and not self.open)
         for tensor in tensors:
-            if tensor.memory.device is not self or (sessions.active() is not self and not reading):
+            if tensor.memory.device is not self or not ours:
+                from . import sessions
+
                 raise RuntimeError(_foreign(tensor, sessions.active()))
 
     def check_reading(self, tensor: SimTensor) -> None:
@@ -214,16 +222,21 @@ class SimDevice:
         return tensor
 
     def seeded(self, call: Any) -> Any:
-        """``call`` with its own random numbers, drawn in call order; a replayed graph draws anew."""
+        """``call`` with its own random numbers, drawn in call order."""
+        self.draws += 1
+        seeded = self.seeded_with(hash((self.seed, self.draws)) & 0x7FFF_FFFF_FFFF, call)
+        seeded.renew = lambda: self.seeded(call)
+        return seeded
+
+    def seeded_with(self, seed: int, call: Any) -> Any:
+        """``call`` with the CPU generator at ``seed``, put back afterwards."""
         def run(*args: Any, **kwargs: Any) -> Any:
             state = torch.random.get_rng_state()
-            torch.random.default_generator.manual_seed(hash((self.seed, draw)) & 0x7FFF_FFFF_FFFF)
+            torch.random.default_generator.manual_seed(seed)
             try:
                 return call(*args, **kwargs)
             finally:
                 torch.random.set_rng_state(state)
-        self.draws += 1
-        draw = self.draws
         return run
 
     def report(self, op: Op, ref: Ref) -> None:

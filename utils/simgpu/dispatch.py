@@ -7,42 +7,60 @@ from typing import Any
 import torch
 
 from . import copies, infer
-from .geometry import Geometry
+from .geometry import Geometry, dense, geometry
 from .infer import NO_KERNEL, WRITE_ONLY, OpInfo, Plan, replace_tensors
 from .ops import Unsupported
 from .tensor import DeviceStorage, SimTensor, new_tensor, set_dispatcher
 from .values import Ref, Task, view
 
 aten = torch.ops.aten
-_infos: dict[Any, OpInfo] = {}
+_infos: dict[int, OpInfo] = {}
 _SCALARS = (int, float, bool)
-GEMM_NAMES = frozenset({"mm", "addmm", "bmm", "baddbmm", "addmv", "mv", "dot"})
+GEMM_NAMES = frozenset({"linear", "mm", "addmm", "bmm", "baddbmm", "addmv", "mv", "dot"})
 DATA_DEPENDENT = frozenset({"nonzero", "masked_select", "_unique2", "unique_consecutive", "unique_dim", "bincount", "nonzero_numpy"})
 
 
 def dispatch(func: Any, args: tuple, kwargs: dict | None) -> Any:
     """Entry point of every operator that has a device tensor among its arguments."""
-    info = _infos.get(func)
+    info = _infos.get(id(func))
     if info is None:
-        info = _infos[func] = OpInfo(func)
+        info = _infos[id(func)] = OpInfo(func)      # keeps func, so that its id stays its own
     special = SPECIAL.get(info.name)
     if special is not None:
         return special(func, args, kwargs or {})
     if info.composite:
-        result = func.decompose(*args, **(kwargs or {}))
+        result = _taken_apart(func, args, kwargs or {})
         if result is not NotImplemented:
             return result
     return run(info, args, kwargs or {})
 
 
+def _taken_apart(func: Any, args: tuple, kwargs: dict) -> Any:
+    """A composite operator as the operators that it is made of; one written in Python may make tensors of its own."""
+    if torch._C.DispatchKey.CompositeImplicitAutograd in func.py_kernels:
+        with _mode():
+            return func.decompose(*args, **kwargs)
+    return func.decompose(*args, **kwargs)
+
+
+def set_mode(mode: Any) -> None:
+    """The function mode that composite operators run under (``mode`` sets it; it imports this module)."""
+    global _mode
+    _mode = mode
+
+
+_mode: Any = None
+
+
 def run(info: OpInfo, args: tuple, kwargs: dict[str, Any]) -> Any:
     """A view, or a kernel on the current stream."""
     tensors: list[SimTensor] = []
-    key: list[Any] = [info.func]
+    key: list[Any] = [info]
     scan(args, tensors, key, info.pointwise)
-    for word, value in kwargs.items():
-        key.append(word)
-        scan((value,), tensors, key, info.pointwise)
+    if kwargs:
+        for word, value in kwargs.items():
+            key.append(word)
+            scan((value,), tensors, key, info.pointwise)
     device = tensors[0].memory.device if tensors else None
     if device is None:
         raise Unsupported(f"{info.name}: no tensor of the simulated device among its arguments")
@@ -124,7 +142,7 @@ def launch(device: Any, info: OpInfo, found: Plan, tensors: list[SimTensor], arg
     body = device.body(info, args, kwargs, reads, outputs, changed) if device.values else None
     device.machine.launch(queue, name, "kernel", "compute", found.cost.work, share=found.cost.share,
                           reads=[t.place for t in reads], writes=writes, run=body)
-    if info.mutated:
+    if info.mutated or not found.outputs:
         return _returned(changed, found) if info.returns_mutated else None
     if found.single:
         return outputs[0]
@@ -226,10 +244,24 @@ def _no_mixed(name: str, *tensors: Any) -> None:
 
 
 def _clone(func: Any, args: tuple, kwargs: dict) -> Any:
-    info = _infos[func]
+    info = _infos[id(func)]
     if kwargs.get("memory_format") is torch.preserve_format:
         kwargs = {}
     return run(info, args, kwargs)
+
+
+def _reshape_alias(func: Any, args: tuple, kwargs: dict) -> SimTensor:
+    base, size, stride = args
+    return new_tensor(base.memory, base.start, geometry(tuple(size), tuple(stride), base.geometry.dtype))
+
+
+def _one_hot(func: Any, args: tuple, kwargs: dict) -> SimTensor:
+    index = args[0]
+    classes = args[1] if len(args) > 1 else kwargs.get("num_classes", -1)
+    if classes == -1:
+        classes = int(copies.to_host(index).max()) + 1
+    steps = index.memory.device.factory("arange", dense((classes,), torch.int64), lambda: torch.arange(classes))
+    return (index.unsqueeze(-1) == steps).to(torch.int64)
 
 
 def _refuse(name: str, advice: str) -> Any:
@@ -241,7 +273,7 @@ def _refuse(name: str, advice: str) -> Any:
 SPECIAL = {
     "copy_": _copy_, "_to_copy": _to_copy, "_local_scalar_dense": _item, "item": _item, "equal": _equal,
     "is_nonzero": _nonzero_flag, "allclose": _allclose, "record_stream": _record_stream, "clone": _clone,
-    "_has_compatible_shallow_copy_type": lambda func, args, kwargs: False,
+    "one_hot": _one_hot, "_reshape_alias": _reshape_alias, "_has_compatible_shallow_copy_type": lambda func, args, kwargs: False,
     "set_": _refuse("Tensor.set_", "assign views or new tensors instead"),
     "resize_": _refuse("Tensor.resize_", "allocate a tensor of the size you need"),
     "_pin_memory": _refuse("pin_memory of a CUDA tensor", "only CPU tensors can be pinned"),

@@ -59,6 +59,7 @@ class HostMemory:
         block.request, block.number = nbytes, next(self.device.machine.memory.numbers)
         block.birth = self.device.machine.count
         space.live[0] = block
+        space.data = weakref.ref(owner)
         self.spaces[address] = space
         weakref.finalize(owner, _forget, weakref.ref(self), address, space).atexit = False
 
@@ -79,6 +80,16 @@ class HostMemory:
             return self.spaces.get(tensor.untyped_storage().data_ptr())
         except (RuntimeError, NotImplementedError):
             return None
+
+    def rebuild(self, space: Space, like: torch.Tensor) -> torch.Tensor | None:
+        """The pinned tensor with the geometry and place of ``like`` (a meta tensor); None when the buffer is gone."""
+        owner = space.data()
+        if owner is None:
+            return None
+        with plain_torch():
+            whole = torch.from_numpy(owner)
+            whole = whole[:len(owner) // like.dtype.itemsize * like.dtype.itemsize].view(like.dtype)
+            return whole.as_strided(like.shape, like.stride(), like.storage_offset())
 
     def key(self, space: Space, tensor: torch.Tensor) -> Key:
         g = of(tensor)

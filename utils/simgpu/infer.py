@@ -8,16 +8,16 @@ from typing import Any, NamedTuple
 import torch
 
 from .costs import Cost, estimate
-from .geometry import Geometry, of
+from .geometry import Geometry, dense, of
 from .profiles import Profile
 from .tensor import SimTensor
 
 MAX_PLANS = 50_000
 WRITE_ONLY = frozenset({"zero_", "fill_", "copy_", "uniform_", "normal_", "random_", "bernoulli_", "exponential_"})
-WIDENED = frozenset({"mm", "addmm", "bmm", "baddbmm", "convolution", "scaled_dot_product_attention", "mv", "addmv", "dot"})
+WIDENED = frozenset({"mm", "addmm", "bmm", "baddbmm", "convolution", "linear", "scaled_dot_product_attention", "mv", "addmv", "dot"})
 RANDOM = frozenset({"rand_like", "randn_like", "randint_like", "bernoulli", "multinomial", "native_dropout", "uniform_", "normal_",
                     "random_", "bernoulli_", "exponential_", "dropout", "normal", "poisson"})
-WHOLE = frozenset({"scaled_dot_product_attention", "rms_norm"})     # one kernel each, whatever PyTorch makes of them on a CPU
+WHOLE = frozenset({"scaled_dot_product_attention", "rms_norm", "linear"})     # one kernel each, whatever PyTorch makes of them on a CPU
 NO_KERNEL = frozenset({"empty_like", "new_empty", "new_empty_strided", "empty_permuted"})
 
 
@@ -55,11 +55,14 @@ class Plan(NamedTuple):
 
 def plan(info: OpInfo, profile: Profile, tensors: Sequence[SimTensor], args: Any, kwargs: dict[str, Any]) -> Plan:
     """Run the operator on meta tensors of the same geometry."""
+    if info.name in WHOLE:
+        out = _whole(info.name, [a.geometry for a in args if isinstance(a, SimTensor)])
+        return Plan((out,), None, True, _cost(info, profile, tensors, (out,), args, kwargs), False)
     metas: dict[int, torch.Tensor] = {}
     with torch._C.DisableTorchFunction(), torch._C._InferenceMode(False), torch.no_grad():
         meta_args = replace_tensors(args, lambda t: _meta(t.geometry, metas, t))
         meta_kwargs = {key: _on_meta(key, replace_tensors(value, lambda t: _meta(t.geometry, metas, t))) for key, value in kwargs.items()}
-        if info.pointwise and not info.mutated and not info.is_view:
+        if info.pointwise and not info.mutated and not info.is_view and "memory_format" not in kwargs:
             result = _pointwise(info, args, kwargs, list(metas.values()))
         else:
             result = info.func(*meta_args, **meta_kwargs)
@@ -70,10 +73,32 @@ def plan(info: OpInfo, profile: Profile, tensors: Sequence[SimTensor], args: Any
     if info.is_view:
         deltas = tuple(r.storage_offset() * g.item for r, g in zip(results, outputs, strict=True))
         return Plan(outputs, deltas, single, Cost(0, 1), isinstance(result, tuple))
-    inputs = [t.geometry for t in tensors]
-    flat = [a for a in (*args, *kwargs.values()) if isinstance(a, (bool, int))]
-    cost = estimate(profile, info.name, inputs, outputs or inputs[:1], flat)
+    cost = _cost(info, profile, tensors, outputs, args, kwargs)
     return Plan(outputs, deltas, single, cost, isinstance(result, tuple))
+
+
+def _cost(info: OpInfo, profile: Profile, tensors: Sequence[SimTensor], outputs: tuple[Geometry, ...], args: Any, kwargs: dict) -> Cost:
+    inputs = [t.geometry for t in tensors]
+    flags = [a for a in (*args, *kwargs.values()) if isinstance(a, (bool, int))]
+    return estimate(profile, info.name, inputs, outputs or inputs[:1], flags)
+
+
+def _whole(name: str, inputs: list[Geometry]) -> Geometry:
+    """Result of an operator that stays in one piece."""
+    first = inputs[0]
+    if name == "rms_norm":
+        return dense(first.shape, first.dtype)
+    if name == "linear":
+        weight = inputs[1]
+        if len(weight.shape) != 2 or not first.shape or first.shape[-1] != weight.shape[1]:
+            raise RuntimeError(f"linear: input {first.shape} and weight {weight.shape} do not fit")
+        if first.dtype is not weight.dtype:
+            raise RuntimeError(f"linear: expected input and weight to have the same dtype, but got {first.dtype} and {weight.dtype}")
+        return dense((*first.shape[:-1], weight.shape[0]), first.dtype)
+    query, key, value = inputs[:3]
+    if query.shape[-1] != key.shape[-1] or key.shape[-2] != value.shape[-2]:
+        raise RuntimeError(f"scaled_dot_product_attention: query {query.shape}, key {key.shape} and value {value.shape} do not fit")
+    return dense((*query.shape[:-1], value.shape[-1]), query.dtype)
 
 
 def _pointwise(info: OpInfo, args: Any, kwargs: dict[str, Any], metas: list[torch.Tensor]) -> Any:

@@ -58,7 +58,7 @@ class Machine:
         self.watch = Watch(self, on_hazard)
         self.memory = Allocator(self, profile)
         self.closed = False
-        self.touch: Callable[[str, Any], None] = lambda what, where: None      # set by the layer that holds values
+        self.capture: Any = None                # the CUDA graph capture in progress
 
     @property
     def hazards(self) -> list[Hazard]:
@@ -77,35 +77,42 @@ class Machine:
         run: Callable[[Op], None] | None = None, cost_ns: int | None = None,
     ) -> Op:
         """Queue an operation at the host's time; ``work`` is its duration in ns when nothing slows it."""
-        if queue.pending >= self.profile.queue_depth:
+        captured = self.capture is not None and self.capture.has(queue)
+        if queue.pending >= self.profile.queue_depth and not captured:
             self._wait_for_room(queue)
         start = self.host_ns
         self.host_ns = start + (self.profile.launch_ns if cost_ns is None else cost_ns)
         op = Op(self.count, name, kind, queue, engine, work, self.host_ns)
         self.count += 1
-        op.share, op.bytes, op.run = share, nbytes, run
-        op.reads, op.writes = tuple(reads), tuple(writes)
-        self._order(op)
-        self.watch.check(op)
+        op.share, op.bytes, op.run, op.reads, op.writes = share, nbytes, run, tuple(reads), tuple(writes)
         if self.keep == "all":
             self.host_spans.append(HostSpan(name, "launch", start, self.host_ns, (), self.host_ns - start, op.index))
+        if self.layers:
+            op.layer = self.layers[-1]
+        if captured:
+            return self.capture.launch(op)
+        self._order(op)
+        self.watch.check(op)
+        self.keep_op(op)
+        self._enqueue(op)
+        return op
+
+    def keep_op(self, op: Op) -> None:
+        """Count an operation in, and remember it where history is kept."""
+        if self.keep == "all":
             self.ops.append(op)
             op.host_node = len(self.host_spans) - 1
-        self._enqueue(op)
         if self.lazy:
             self.deferred.append(op)
-        queue.pending += 1
+        op.queue.pending += 1
         self.unfinished += 1
         if self.unfinished > MAX_UNFINISHED:
             self.advance(self.host_ns)
-        return op
 
     def _order(self, op: Op) -> None:
         """Happens-before: everything earlier in the queue, everything waited for, everything the host synchronised with."""
         queue = op.queue
         self._take_host_clock(queue)
-        if self.layers:
-            op.layer = self.layers[-1]
         queue.seq += 1
         op.seq, op.clock = queue.seq, queue.clock
 
@@ -116,7 +123,11 @@ class Machine:
 
     def _enqueue(self, op: Op) -> None:
         queue = op.queue
-        before = [queue.tail, *queue.waits] if queue.tail is not None else queue.waits
+        self.enqueue_after(op, [queue.tail, *queue.waits] if queue.tail is not None else queue.waits)
+        queue.tail, queue.waits = op, []
+
+    def enqueue_after(self, op: Op, before: list[Op]) -> None:
+        """Let ``op`` start once ``before`` is done."""
         for dep in before:
             if dep.state != DONE:
                 op.unmet += 1
@@ -125,7 +136,6 @@ class Machine:
                 dep.followers.append(op)
         if self.keep == "all":
             op.after = tuple(before)
-        queue.tail, queue.waits = op, []
         if not op.unmet:
             heappush(self.heap, (op.launch, 1, op.serial, op, 0))
 

@@ -131,10 +131,10 @@ class Allocator:
         if queue is not block.queue:
             block.shared = (block.shared or set()) | {queue}
 
-    def empty_cache(self, pool: object = None) -> None:
-        """Return unused segments to the device."""
+    def empty_cache(self, keep: frozenset | set = frozenset()) -> None:
+        """Return unused segments to the device, except those of the private pools in ``keep``."""
         for key, blocks in self.free_blocks.items():
-            if key[0] is not pool:
+            if key[0] in keep:
                 continue
             keep = []
             for block in blocks:

@@ -9,7 +9,7 @@ import torch.utils._device as default_device
 from torch.overrides import TorchFunctionMode
 
 from . import copies, sessions
-from .dispatch import dispatch
+from .dispatch import dispatch, set_mode
 from .geometry import of
 from .methods import parse_to
 from .ops import Unsupported
@@ -227,7 +227,7 @@ def _is_pinned(func: Any, args: tuple, kwargs: dict) -> bool:
 
 # operators that PyTorch takes apart before the device sees them
 
-def _whole(overload: Any, native: Any) -> Any:
+def _whole(overload: Any) -> Any:
     def handle(func: Any, args: tuple, kwargs: dict) -> Any:
         if any(isinstance(a, SimTensor) for a in (*args, *kwargs.values())):
             return dispatch(overload, args, kwargs)
@@ -256,6 +256,7 @@ HANDLERS |= {getattr(torch.Tensor, name): _factory for name in _NEW}
 HANDLERS |= {
     torch.tensor: _from_data, torch.as_tensor: _from_data, torch.Tensor.to: _tensor_to, torch.Tensor.cuda: _tensor_cuda,
     torch.Tensor.pin_memory: _pin_memory, torch.Tensor.is_pinned: _is_pinned, torch.Tensor.data.__set__: _set_data,
-    torch.nn.functional.scaled_dot_product_attention: _whole(aten.scaled_dot_product_attention.default, None),
-    torch.rms_norm: _whole(aten.rms_norm.default, None), torch._has_compatible_shallow_copy_type: _shallow,
+    torch.nn.functional.scaled_dot_product_attention: _whole(aten.scaled_dot_product_attention.default),
+    torch.nn.functional.one_hot: _whole(aten.one_hot.default), torch.nn.functional.linear: _whole(aten.linear.default), torch.rms_norm: _whole(aten.rms_norm.default), torch._has_compatible_shallow_copy_type: _shallow,
 }
+set_mode(DeviceMode)

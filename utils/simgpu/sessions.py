@@ -71,7 +71,10 @@ def _push(profile: Profile, numerics: str, on_hazard: str, keep: str) -> SimDevi
     device = SimDevice(profile, numerics=numerics, on_hazard=on_hazard, keep=keep)
     if not _stack:
         patch.apply()
+    if _stack:
+        _stack[-1].active = False
     _stack.append(device)
+    device.active = True
     _recorders.append(register_recorder(recorder(device)))
     return device
 
@@ -85,7 +88,9 @@ def _pop(device: SimDevice, *, failed: bool) -> None:
     try:
         device.close(failed=failed)
     finally:
-        _stack.pop()
+        _stack.pop().active = False
+        if _stack:
+            _stack[-1].active = True
         register_recorder(_recorders.pop())
         if not _stack:
             patch.restore()

@@ -132,6 +132,11 @@ class _Side:
         return found
 
 
+def new_sides() -> tuple[_Side, _Side]:
+    """Empty (reads, writes)."""
+    return _Side(), _Side()
+
+
 class Space:
     """One piece of memory, a device segment or a pinned host buffer: its accesses, and its bytes where they exist.
 

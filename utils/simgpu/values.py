@@ -130,6 +130,14 @@ class Task:
             if op.bad:
                 self._tear_writes(op)
 
+    def again(self, op: Op) -> Task:
+        """For one replay of a captured graph: the same, with new random numbers."""
+        renew = getattr(self.call, "renew", None)
+        if renew is None:
+            return self
+        return Task(self.name, renew(), self.args, self.kwargs, self.reads, self.outputs, self.changed, self.report,
+                    pointwise=self.pointwise, widen=self.widen)
+
     def _call(self, resolve: Callable[[Ref], torch.Tensor]) -> Any:
         if self.widen:
             narrow, resolve_narrow = self.outputs[0].geometry.dtype if self.outputs else None, resolve
@@ -143,7 +151,8 @@ class Task:
         if self.outputs:
             results = [r for r in (result if isinstance(result, (tuple, list)) else (result,)) if isinstance(r, torch.Tensor)]
             for ref, value in zip(self.outputs, results, strict=True):
-                view(ref).copy_(value)
+                if value.numel() or not ref.geometry.numel:     # statistics that only training needs come back empty
+                    view(ref).copy_(value)
 
     def _masks(self, op: Op) -> dict[Ref, torch.Tensor]:
         """Per input that is tainted anywhere: which elements."""
@@ -232,13 +241,10 @@ class Task:
         moved = self.call(*fill(self.args, as_data), **fill(kwargs, as_data)) != 0
         for ref in masks:
             if ref is not first and not ref.geometry.dtype.is_floating_point and self.name not in ("cat", "stack"):
-                extra = moved.dim() - ref.geometry.meta_dim if hasattr(ref.geometry, "meta_dim") else None
-                if self.name == "embedding":
-                    moved = moved | mask_of(ref).unsqueeze(-1)
-                elif self.name == "gather":
-                    moved = moved | mask_of(ref)
-                else:
-                    raise ValueError(extra)
+                if self.name not in ("embedding", "gather"):
+                    raise ValueError("an index is tainted")
+                mask = mask_of(ref)
+                moved = moved | (mask.unsqueeze(-1) if self.name == "embedding" else mask)
         return moved
 
     def _written(self, masks: dict[Ref, torch.Tensor], mask_of: Callable[[Ref], torch.Tensor]) -> torch.Tensor:

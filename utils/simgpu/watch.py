@@ -41,7 +41,7 @@ class Watch:
                 found += [("WAW", old, space, old_key, key) for old, old_key in writes.unordered(actor, clock, key)]
             if _others(reads.last, actor):
                 found += [("WAR", old, space, old_key, key) for old, old_key in reads.unordered(actor, clock, key)]
-        synced = self.machine.host_clock
+        synced = self.machine.host_clock if sides is None else {}
         for space, key in op.reads:
             (space.reads if sides is None else sides[space][0]).add(op, key, synced)
         for space, key in op.writes:
@@ -76,6 +76,16 @@ class Watch:
         if not already:
             second = Access(op.index, "write outside torch (numpy or another view)", "host", None)
             self._add("WAR", op, space, key, key, second, None, deferred=True)
+
+    def freed_source(self, op: Op, space: Space) -> None:
+        """A graph was replayed whose captured copy reads a pinned buffer that is gone."""
+        label = space.live[0].label
+        first = Access(op.index, f"release of {label}", "host", None)
+        hazard = Hazard("RAW", first, _access(op), label, (0, space.size), True, "keep the pinned tensor alive as long as the graph",
+                        "The host may have given this memory to other tensors since the capture; a graph keeps addresses, not tensors.")
+        self.hazards.append(hazard)
+        if self.on_hazard == "raise":
+            raise HazardError(hazard)
 
     # reports
 

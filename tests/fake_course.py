@@ -11,7 +11,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 LAB = """import json, os, sys
-print('LAB', json.dumps({'args': sys.argv[1:], 'cwd': os.getcwd(), 'prefix': sys.prefix}))
+print('LAB', json.dumps({'args': sys.argv[1:], 'cwd': os.getcwd(), 'prefix': sys.prefix, 'pid': os.getpid()}))
 """
 BROKEN = "raise RuntimeError('half a package')\n"
 

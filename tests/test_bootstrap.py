@@ -59,6 +59,14 @@ def test_second_start_needs_no_pip(installed):
     assert lab_of(done)["prefix"] == str(installed.venv) and done.stderr == ""
 
 
+@pytest.mark.skipif(os.name == "nt", reason="Windows cannot replace a process")
+def test_a_signal_reaches_the_server(installed):
+    """JupyterLab takes the place of the command, so whatever stops the one stops the other."""
+    with installed.start("lab") as process:
+        out, err = process.communicate(timeout=60)
+    assert json.loads(out.splitlines()[-1].removeprefix("LAB "))["pid"] == process.pid, err
+
+
 def test_from_another_folder(installed, tmp_path):
     done = installed.run("lab", entry=(str(installed.root / "utils"),), cwd=tmp_path)
     assert lab_of(done)["cwd"] == str(installed.root)

@@ -140,6 +140,14 @@ def test_readme_table_is_honest():
         assert f"({name(path)})" in README
 
 
+def test_readme_minutes_are_those_of_the_lessons():
+    for path in (ROOT / "notebooks").glob("[0-9]*.ipynb"):
+        minutes = re.search(r"\*\*Time\*\* (\d+) minutes(?:, and (\d+) for the lab)?", path.read_text(encoding="utf-8"))
+        assert minutes, f"{path.name} says no time"
+        row = next(line for line in README.splitlines() if line.startswith("|") and f"({name(path)})" in line)
+        assert row.split("|")[3].strip() == " + ".join(filter(None, minutes.groups())), path.name
+
+
 def test_readme_explains_every_failure_of_the_set_up():
     from utils.bootstrap import install
 

@@ -31,13 +31,25 @@ def take_flag(arguments: list[str], flag: str) -> bool:
     return found
 
 
-def hand_over(command: list[str], env: dict[str, str]) -> int:
-    """Run in the course's folder with the console left to the child; Ctrl-C is the child's business."""
-    before = signal.signal(signal.SIGINT, lambda *_: None)   # a handler, not SIG_IGN, which the child would inherit
-    try:
-        return subprocess.call(command, cwd=ROOT, env=env)
-    finally:
-        signal.signal(signal.SIGINT, before)
+def call(command: list[str], env: dict[str, str]) -> int:
+    """Run in the course's folder; Ctrl-C, which reaches the child too, is its business, and a SIGTERM is passed on."""
+    with subprocess.Popen(command, cwd=ROOT, env=env) as child:
+        answers = {signal.SIGINT: lambda *_: None, signal.SIGTERM: lambda *_: child.terminate()}
+        before = {number: signal.signal(number, answer) for number, answer in answers.items()}
+        try:
+            return child.wait()
+        finally:
+            for number, answer in before.items():
+                signal.signal(number, answer)
+
+
+def become(command: list[str], env: dict[str, str]) -> int:
+    """Go on as this command in the course's folder, so that no signal can leave it behind; on Windows, call it."""
+    if os.name == "nt":
+        return call(command, env)
+    sys.stdout.flush()
+    os.chdir(ROOT)
+    os.execve(command[0], command, env)
 
 
 def prepare(arguments: list[str]) -> tuple[Path, dict[str, str]]:
@@ -51,12 +63,12 @@ def run_lab(arguments: list[str]) -> int:
     in_place = take_flag(arguments, "--in-place")
     python, env = prepare(arguments)
     folder = "" if in_place else lab.working_folder(ROOT)
-    return hand_over(lab.command(python, ROOT, folder, arguments), env)
+    return become(lab.command(python, ROOT, folder, arguments), env)
 
 
 def run_test(arguments: list[str]) -> int:
     python, env = prepare(arguments)
-    return testing.run(python, arguments, lambda command, more: hand_over(command, {**env, **more}))
+    return testing.run(python, arguments, lambda command, more: call(command, {**env, **more}))
 
 
 def main(arguments: list[str]) -> int:

@@ -11,6 +11,7 @@ from utils.bootstrap import machine
 from utils.bootstrap.console import Stop
 
 LINES_KEPT = 200
+KNOWS_PYTHON_OPTION = (22, 3)   # pip's version that brought --python
 AGAIN = "then run the same command again (what was downloaded is kept)"
 
 # First match wins: a name cannot be resolved long before pip says that it found no version.
@@ -55,11 +56,11 @@ def pip_command(python: Path, has_pip: bool) -> list[str] | None:
     if has_pip:
         return [str(python), "-m", "pip"]
     try:
-        import pip
+        from pip import __version__ as version
     except ImportError:
         return None
-    major, minor = (int(part) for part in pip.__version__.split(".")[:2])
-    return [sys.executable, "-m", "pip", "--python", str(python)] if (major, minor) >= (22, 3) else None
+    recent = tuple(int(part) for part in re.findall(r"\d+", version)[:2]) >= KNOWS_PYTHON_OPTION
+    return [sys.executable, "-m", "pip", "--python", str(python)] if recent else None
 
 
 def _forward(stream, kept: "collections.deque[str]") -> None:

@@ -1,15 +1,18 @@
 """The first cell on every kind of machine, played by fakes."""
 
 import re
+import subprocess
 import sys
 import types
 import warnings
+from pathlib import Path
 
 import pytest
 
 import utils
 from utils.start import find_gpu
 
+ROOT = Path(__file__).resolve().parents[1]
 START = sys.modules["utils.start"]
 GPU = "NVIDIA GeForce RTX 4090"
 
@@ -209,6 +212,15 @@ def test_simulate_on_a_cuda_machine_and_back(cuda, capsys):
     assert simulated.startswith("Simulated RTX") and real.startswith("NVIDIA H200")
 
 
+def test_a_session_of_somebody_else_is_left_alone(cuda, capsys):
+    import torch
+
+    cuda.setitem(sys.modules, "utils.simgpu", types.SimpleNamespace(active=lambda: "a device"))
+    assert utils.start() == torch.device("cuda")
+    assert capsys.readouterr().out.startswith("A simulated device is in use already")
+    assert find_gpu.cache_info().currsize == 0, "or it would be taken for a real one"
+
+
 def test_only_a_missing_simulator_is_forgiven(monkeypatch):
     monkeypatch.undo()
 
@@ -221,6 +233,16 @@ def test_only_a_missing_simulator_is_forgiven(monkeypatch):
     monkeypatch.setattr(START.importlib, "import_module", missing("numpy"))
     with pytest.raises(ModuleNotFoundError, match="numpy"):
         START.load_simulator()
+
+
+def test_the_real_simulator():
+    """start() and utils.simgpu fit together; in a process of its own, since torch.cuda is patched meanwhile."""
+    script = ("import torch, utils; from utils import simgpu; device = utils.start(simulate=True); "
+              "print(device, torch.cuda.is_available(), simgpu.active() is not None); "
+              "x = torch.ones(4, device=device) + 1; print(x.sum().item()); print(utils.start(simulate=True))")
+    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True)
+    line = "Simulated RTX 5060 Laptop: times are simulated, numbers are computed on this CPU."
+    assert done.stdout.splitlines() == [line, "cuda True True", "8.0", line, "cuda"], done.stderr
 
 
 # wrong kernels

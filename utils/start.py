@@ -65,6 +65,11 @@ def start(simulate: bool = False) -> torch.device:
     than 2.9.
     """
     require_torch()
+    if somebody_simulates():
+        import torch
+
+        print("A simulated device is in use already: times are simulated, numbers are computed on this CPU.")
+        return torch.device("cuda")
     if not simulate and find_gpu.cache_info().currsize == 0:
         leave_simulation()          # or the simulated device would be taken for a real one
     found = Found(None) if simulate else find_gpu()
@@ -95,6 +100,12 @@ def stand_in() -> torch.device:
         _simulation.install(_simulation.RTX_5060_LAPTOP)
     print("Simulated RTX 5060 Laptop: times are simulated, numbers are computed on this CPU.")
     return torch.device("cuda")
+
+
+def somebody_simulates() -> bool:
+    """A session of utils.simgpu is active that start() did not begin."""
+    simgpu = sys.modules.get("utils.simgpu")
+    return _simulation is None and simgpu is not None and simgpu.active() is not None
 
 
 def leave_simulation() -> None:

@@ -30,6 +30,10 @@ class HostSpan:
         self.name, self.kind, self.start, self.end, self.waited, self.work, self.op = name, kind, start, end, waited, work, op
         self.layer: str | None = None
 
+    @property
+    def label(self) -> str:
+        return f"launch {self.name}" if self.kind == "launch" else self.name
+
 
 class Machine:
     """One host thread and one device. ``numerics`` is "exact", "shapes" or "adversarial"."""

@@ -56,8 +56,7 @@ def _host_rows(machine: Machine, since: int) -> Iterator[tuple]:
         if span.start < since or span.kind == "event":
             continue
         kind = "sync" if span.kind == "sync" else "host"
-        name = f"launch {span.name}" if span.kind == "launch" else span.name
-        yield name, kind, kind, -1, span.start - since, span.end - span.start, 0, span.op
+        yield span.label, kind, kind, -1, span.start - since, span.end - span.start, 0, span.op
 
 
 def recorder(device: Any) -> Callable[[Callable[[], Any]], Trace]:
@@ -118,7 +117,7 @@ class _Tasks:
 
     def _add_host(self, number: int, span: Any, before: str | None) -> str:
         node = self._host_name(number)
-        self.graph.add_node(node, duration=self._time(span.work), resource="host", label=span.name, kind="sync" if span.kind == "sync" else "host",
+        self.graph.add_node(node, duration=self._time(span.work), resource="host", label=span.label, kind="sync" if span.kind == "sync" else "host",
                             stream=-1, bytes=0)
         if before is not None:
             self.graph.add_edge(before, node)
@@ -126,7 +125,7 @@ class _Tasks:
         return node
 
     def _host_name(self, number: int) -> str:
-        return f"host {self.machine.host_spans[number].name} @{number}"
+        return f"host {self.machine.host_spans[number].label} @{number}"
 
     def _add_op(self, op: Op) -> None:
         node = f"{op.name} #{op.index}"

@@ -26,6 +26,7 @@ class Node:
     """One captured operation; ``deps`` are positions of nodes that come before."""
 
     op: Op
+    name: str
     deps: tuple[int, ...]
 
 
@@ -71,8 +72,7 @@ class Capture:
         op.seq, op.clock = lane.seq, lane.clock
         plain, op.name = op.name, f"graph {self.number}, node {op.name}"
         self.machine.watch.check(op, self.sides)
-        op.name = plain
-        self.nodes.append(Node(op, lane.deps))
+        self.nodes.append(Node(op, plain, lane.deps))
         lane.deps = (len(self.nodes) - 1,)
         return op
 
@@ -119,7 +119,7 @@ def replay(machine: Machine, queue: Queue, nodes: list[Node], label: str) -> Non
     ops: list[Op] = []
     leaves: dict[int, Op] = {}
     for position, node in enumerate(nodes):
-        op = _instance(machine, queue, node.op, f"{label}, node {node.op.name}")
+        op = _instance(machine, queue, node.op, f"{label}, node {node.name}")
         machine.enqueue_after(op, [ops[dep] for dep in node.deps] or first)
         for dep in node.deps:
             leaves.pop(dep, None)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 from itertools import count
 from typing import Any
 
@@ -48,7 +47,8 @@ class CUDAGraph:
                                "To capture a new graph, create a new instance.")
         pool = pool.pool() if isinstance(pool, CUDAGraph) else pool
         self._pool = pool or graph_pool_handle()
-        device.pool_users[self._pool] = device.pool_users.get(self._pool, 0) + 1
+        users = device.machine.memory.pool_users
+        users[self._pool] = users.get(self._pool, 0) + 1
         self._capture = device.machine.capture = Capture(device.machine, device.queue, self._number, self._pool)
 
     def capture_end(self) -> None:
@@ -75,7 +75,7 @@ class CUDAGraph:
         if self._nodes is not None or self._pool is not None:
             self._nodes = None
             if self._pool is not None:
-                self._device.pool_users[self._pool] -= 1
+                self._device.machine.memory.pool_users[self._pool] -= 1
                 self._pool = None
 
     def pool(self) -> Any:
@@ -114,7 +114,6 @@ class graph:  # noqa: N801  (the name of torch's own)
         import torch
 
         torch.cuda.synchronize()
-        gc.collect()
         torch.cuda.empty_cache()
         self.context.__enter__()
         try:

@@ -42,7 +42,6 @@ class SimDevice:
         self.plans: dict[tuple, Any] = {}
         self.graph_count = 0
         self.capture_queue: Queue | None = None  # what torch.cuda.graph captures on when no stream is given
-        self.pool_users: dict[Any, int] = {}    # graphs per private memory pool
         self.seed, self.draws = DEFAULT_SEED, 0
         self.open = True
         self.active = False                     # whether this is the innermost session

@@ -98,6 +98,10 @@ class Allocator:
         self.next_base = ARENA_BASE
         self.numbers = count()
         self.limit = p.memory_bytes
+        self.pool_users: dict[object, int] = {}     # graphs per private pool
+
+    def pools_in_use(self) -> set[object]:
+        return {pool for pool, users in self.pool_users.items() if users}
 
     # allocate / free
 
@@ -136,13 +140,9 @@ class Allocator:
         for key, blocks in self.free_blocks.items():
             if key[0] in keep:
                 continue
-            keep = []
-            for block in blocks:
-                if block.before is None and block.behind is None:
-                    self.stats.add(reserved=-block.size)
-                else:
-                    keep.append(block)
-            blocks[:] = keep
+            whole = [block for block in blocks if block.before is None and block.behind is None]
+            self.stats.add(reserved=-sum(block.size for block in whole))
+            blocks[:] = [block for block in blocks if block.before is not None or block.behind is not None]
 
     # finding and cutting
 
@@ -164,7 +164,7 @@ class Allocator:
             self.stats.retries += 1
             self.machine.synchronize_all("free cached memory")
             self._release_held()
-            self.empty_cache()
+            self.empty_cache(self.pools_in_use())
         if self.stats.reserved + segment > self.limit:
             self.stats.ooms += 1
             raise OutOfMemory(self._oom_text(size))

@@ -112,7 +112,7 @@ def empty_cache() -> None:
     device.refuse_in_capture("torch.cuda.empty_cache()")
     device.machine.synchronize_all("empty cache")
     _memory()._release_held()
-    _memory().empty_cache({pool for pool, users in device.pool_users.items() if users})
+    _memory().empty_cache(_memory().pools_in_use())
 
 
 def _stat(name: str) -> Callable[..., int]:

@@ -17,7 +17,8 @@ aten = torch.ops.aten
 _infos: dict[int, OpInfo] = {}
 _SCALARS = (int, float, bool)
 GEMM_NAMES = frozenset({"linear", "mm", "addmm", "bmm", "baddbmm", "addmv", "mv", "dot"})
-DATA_DEPENDENT = frozenset({"nonzero", "masked_select", "_unique2", "unique_consecutive", "unique_dim", "bincount", "nonzero_numpy"})
+DATA_DEPENDENT = frozenset({"nonzero", "masked_select", "_unique2", "unique_consecutive", "unique_dim", "bincount", "nonzero_numpy",
+                            "repeat_interleave"})
 
 
 def dispatch(func: Any, args: tuple, kwargs: dict | None) -> Any:
@@ -65,7 +66,7 @@ def run(info: OpInfo, args: tuple, kwargs: dict[str, Any]) -> Any:
     if device is None:
         raise Unsupported(f"{info.name}: no tensor of the simulated device among its arguments")
     device.check_tensors(tensors)
-    if info.name in DATA_DEPENDENT or (info.name in ("index", "index_put_", "_index_put_impl_") and _has_mask(tensors)):
+    if (info.name in DATA_DEPENDENT and "output_size" not in kwargs) or (info.name in ("index", "index_put_", "_index_put_impl_") and _has_mask(tensors)):
         device.before_data_dependent(info.name)
         return run_now(device, info, tensors, args, kwargs)
     found = device.plans.get(token := tuple(key))

@@ -55,6 +55,8 @@ class Plan(NamedTuple):
 
 def plan(info: OpInfo, profile: Profile, tensors: Sequence[SimTensor], args: Any, kwargs: dict[str, Any]) -> Plan:
     """Run the operator on meta tensors of the same geometry."""
+    if info.widen:
+        _same_dtype(info.name, tensors)
     if info.name in WHOLE:
         out = _whole(info.name, [a.geometry for a in args if isinstance(a, SimTensor)])
         return Plan((out,), None, True, _cost(info, profile, tensors, (out,), args, kwargs), False)
@@ -83,6 +85,13 @@ def _cost(info: OpInfo, profile: Profile, tensors: Sequence[SimTensor], outputs:
     return estimate(profile, info.name, inputs, outputs or inputs[:1], flags)
 
 
+def _same_dtype(name: str, tensors: Sequence[SimTensor]) -> None:
+    """Meta kernels of matrix products do not compare dtypes; the devices' do."""
+    found = list(dict.fromkeys(t.geometry.dtype for t in tensors if t.geometry.dtype is not torch.bool))
+    if len(found) > 1:
+        raise RuntimeError(f"{name}: expected inputs of the same dtype, but got {' and '.join(map(str, found))}")
+
+
 def _whole(name: str, inputs: list[Geometry]) -> Geometry:
     """Result of an operator that stays in one piece."""
     first = inputs[0]
@@ -92,8 +101,6 @@ def _whole(name: str, inputs: list[Geometry]) -> Geometry:
         weight = inputs[1]
         if len(weight.shape) != 2 or not first.shape or first.shape[-1] != weight.shape[1]:
             raise RuntimeError(f"linear: input {first.shape} and weight {weight.shape} do not fit")
-        if first.dtype is not weight.dtype:
-            raise RuntimeError(f"linear: expected input and weight to have the same dtype, but got {first.dtype} and {weight.dtype}")
         return dense((*first.shape[:-1], weight.shape[0]), first.dtype)
     query, key, value = inputs[:3]
     if query.shape[-1] != key.shape[-1] or key.shape[-2] != value.shape[-2]:

@@ -43,6 +43,18 @@ def test_first_start_copies_everything_in_the_same_layout(root):
     assert (root / "my/labs/01.ipynb").read_text() == notebook("stub")
 
 
+def test_lessons_are_copied_without_outputs_and_follow_the_course_all_the_same(root):
+    lesson = root / "notebooks/00.ipynb"
+    ran = json.loads(lesson.read_text())
+    cell = {"cell_type": "code", "source": "1", "metadata": {}, "outputs": [{"data": {}}], "execution_count": 1}
+    ran["cells"].append(cell)
+    lesson.write_text(json.dumps(ran))
+    workspace.refresh(root)
+    copied = json.loads((root / "my/notebooks/00.ipynb").read_text())["cells"][-1]
+    assert copied == {**cell, "outputs": [], "execution_count": None}
+    assert workspace.refresh(root) == [] and not (root / "my/earlier").exists()
+
+
 def test_edits_stay_when_the_course_does_not_change(root):
     workspace.refresh(root)
     (root / "my/labs/01.ipynb").write_text(notebook("answer"))
@@ -91,7 +103,7 @@ def test_a_run_is_no_edit_but_its_outputs_are_kept(root):
     assert "my GPU" in (root / "my/notebooks/00.ipynb").read_text(), "no new version: nothing is touched"
     (root / "notebooks/00.ipynb").write_text(notebook("lesson 2"))
     assert workspace.refresh(root) == []
-    assert (root / "my/notebooks/00.ipynb").read_text() == notebook("lesson 2")
+    assert json.loads((root / "my/notebooks/00.ipynb").read_text()) == json.loads(notebook("lesson 2"))
     kept = list((root / "my/earlier/notebooks").iterdir())
     assert len(kept) == 1 and "my GPU: 3 ms" in kept[0].read_text()
 

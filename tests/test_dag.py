@@ -3,6 +3,7 @@
 import itertools
 
 import networkx as nx
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -184,10 +185,10 @@ ONE = {"a": {"duration": 1}}
 @pytest.mark.parametrize(("nodes", "edges", "says"), [
     ({"a": {}}, [], "task 'a' has no duration"),
     ({"a": {"duration": -2}}, [], "has duration -2: a task cannot take less than no time"),
-    ({"a": {"duration": float("nan")}}, [], "give a finite number"),
-    ({"a": {"duration": float("inf")}}, [], "give a finite number"),
-    ({"a": {"duration": "3"}}, [], "give a finite number"),
-    ({"a": {"duration": True}}, [], "give a finite number"),
+    ({"a": {"duration": float("nan")}}, [], "give a finite int or float"),
+    ({"a": {"duration": float("inf")}}, [], "give a finite int or float"),
+    ({"a": {"duration": "3"}}, [], "give a finite int or float"),
+    ({"a": {"duration": True}}, [], "give a finite int or float"),
     ({"a": {"duration": 1}, "b": {"duration": 1}}, [("a", "b"), ("b", "a")], "cycle, a → b → a"),
     (ONE, [("a", "a")], "cycle, a → a"),
 ])
@@ -217,7 +218,7 @@ def test_other_misuse_is_refused():
     graph.add_node("late", duration=1)
     graph.add_node("early", duration=1)
     graph.add_edge("early", "late")
-    with pytest.raises(dag.GraphError, match=r"block each other: at their heads stand 'late'"):
+    with pytest.raises(dag.GraphError, match=r"cannot go on: at the head stands 'late'"):
         dag.schedule(graph, 1, fifo=True)
     with pytest.raises(dag.GraphError, match=r"fifo names \['gpu'\]"):
         dag.schedule(graph, 1, fifo=["gpu"])
@@ -227,3 +228,51 @@ def test_other_misuse_is_refused():
         dag.critical_path(nx.Graph())
     with pytest.raises(dag.GraphError, match=r"not MultiDiGraph"):
         dag.schedule(nx.MultiDiGraph())
+
+
+FLOATS = st.floats(0, 10, allow_nan=False).map(lambda value: value / 7)
+
+
+@given(graphs(), st.data())
+def test_floats_agree_between_path_schedule_and_slack(graph, data):
+    for task in graph:
+        graph.nodes[task]["duration"] = data.draw(FLOATS)
+    path, length = dag.critical_path(graph)
+    assert dag.schedule(graph).makespan == length   # to the last bit
+    free = dag.slack(graph)
+    assert all(free[task] == 0 for task in path)
+    assert all(value >= 0 for value in free.values())
+
+
+def test_numpy_durations_and_units_neither_overflow_nor_fail():
+    graph = nx.DiGraph()
+    graph.add_node("a", duration=np.int32(2_000_000_000), resource="gpu")
+    graph.add_node("b", duration=np.int32(1_000_000_000), resource="gpu")
+    graph.add_edge("a", "b")
+    assert dag.critical_path(graph).length == dag.schedule(graph, {"gpu": np.int64(1)}).makespan == 3_000_000_000
+    assert dag.lower_bound(graph, np.int64(2)).loads == {"worker": 1_500_000_000}
+
+
+def test_a_queue_may_be_named_alone():
+    graph = nx.DiGraph()
+    graph.add_nodes_from("ab", duration=1, resource="h2d")
+    assert list(dag.schedule(graph, {"h2d": 1}, fifo="h2d").runs) == ["a", "b"]
+    with pytest.raises(dag.GraphError, match="fifo is 3"):
+        dag.schedule(graph, {"h2d": 1}, fifo=3)
+
+
+@pytest.mark.parametrize("name", ["", 0, ("h2d",)])
+def test_resources_are_named_by_strings(name):
+    graph = nx.DiGraph()
+    graph.add_node("a", duration=1, resource=name)
+    for function in (dag.lower_bound, dag.schedule):
+        with pytest.raises(dag.GraphError, match="named by a string"):
+            function(graph, {name: 1})
+
+
+def test_what_is_no_graph_is_said_first():
+    for function in (dag.lower_bound, dag.schedule, dag.critical_path, dag.slack, dag.serial_time):
+        with pytest.raises(dag.GraphError, match=r"networkx\.DiGraph, not list"):
+            function([1, 2])
+    with pytest.raises(dag.GraphError, match="not Graph"):
+        dag.schedule(nx.path_graph(3), {"x": 1})

@@ -13,9 +13,14 @@ SOLUTION = {"nbgrader": {"solution": True, "grade": False, "grade_id": "a", "loc
                          "schema_version": 3}}
 
 
+GRADED = {"nbgrader": {**SOLUTION["nbgrader"], "solution": False, "grade": True}}
+
+
 def notebook(*sources, metadata=SOLUTION):
     cells = []
     for number, source in enumerate(sources):
+        if "BEGIN HIDDEN TESTS" in source and metadata:
+            metadata = GRADED
         cell = v4.new_code_cell(source, metadata=metadata, execution_count=number + 1,
                                 outputs=[v4.new_output("stream", text="seen")])
         cell.id = f"cell-{number}"
@@ -43,7 +48,7 @@ def test_generating_leaves_the_solution_as_it_was():
 
 
 @pytest.mark.parametrize(("source", "says"), [
-    ("x = 1", "nothing to solve"),
+    ("x = 1", "solution by its nbgrader metadata but has no"),
     ("### BEGIN SOLUTION\nx = 1", "cell 0: '### BEGIN SOLUTION' is never ended"),
     ("x = 1\n### END SOLUTION", "cell 0: '### END SOLUTION' without a beginning"),
     ("### BEGIN SOLUTION\n### BEGIN SOLUTION\n### END SOLUTION", "inside another one"),
@@ -58,6 +63,21 @@ def test_markers_out_of_order_are_refused(source, says):
 def test_a_solution_without_nbgrader_metadata_is_refused():
     with pytest.raises(generate.LabError, match="nbgrader metadata does not say so"):
         generate.generate(notebook("### BEGIN SOLUTION\n### END SOLUTION", metadata={}))
+
+
+@pytest.mark.parametrize("mark", ["# BEGIN SOLUTION", "###BEGIN SOLUTION", "### begin solution", "### END HIDDEN TEST"])
+def test_a_misspelt_marker_leaks_nothing(mark):
+    with pytest.raises(generate.LabError, match="is no marker"):
+        generate.generate(notebook(f"### BEGIN SOLUTION\nx = 1\n### END SOLUTION\n{mark}\nsecret = 1"))
+    text = notebook("### BEGIN SOLUTION\nx = 1\n### END SOLUTION")
+    text.cells.append(v4.new_markdown_cell(f"{mark}\nsecret"))
+    with pytest.raises(generate.LabError, match=r"cell 1: .* is no marker"):
+        generate.generate(text)
+
+
+def test_hidden_tests_need_a_graded_cell():
+    with pytest.raises(generate.LabError, match="hidden tests but is not graded"):
+        generate.generate(notebook("### BEGIN HIDDEN TESTS\n### END HIDDEN TESTS", metadata={}))
 
 
 def test_every_lab_is_what_its_solution_makes():
@@ -166,9 +186,27 @@ def test_unknown_and_broken_lessons_are_refused(tmp_path, monkeypatch):
     (tmp_path / "notebooks").mkdir()
     with pytest.raises(LessonError, match=r"no notebook 'nine' in notebooks/ \(there: none\)"):
         import_lesson("nine")
+    (tmp_path / "notebooks" / "cut.ipynb").write_text('{"cells": [')
+    with pytest.raises(LessonError, match=r"notebooks/cut\.ipynb is not a notebook"):
+        import_lesson("cut")
     nbformat.write(notebook("x = 1", metadata={}), tmp_path / "notebooks" / "plain.ipynb")
     with pytest.raises(LessonError, match="exports nothing"):
         import_lesson("plain")
     nbformat.write(notebook("x = 1 / 0", metadata={"tags": ["export"]}), tmp_path / "notebooks" / "broken.ipynb")
     with pytest.raises(LessonError, match=r"broken\.ipynb, cell 0> fails when imported: ZeroDivisionError"):
         import_lesson("broken")
+
+
+def test_exported_cells_run_as_they_do_in_the_notebook(tmp_path, monkeypatch):
+    monkeypatch.setattr("utils.lessons.ROOT", tmp_path)
+    (tmp_path / "notebooks").mkdir()
+    source = "from dataclasses import dataclass\n\n@dataclass\nclass Point:\n    x: int = 0"
+    nbformat.write(notebook(source, metadata={"tags": ["export"]}), tmp_path / "notebooks" / "point.ipynb")
+    point = import_lesson("point").Point
+    assert point(3).x == 3
+    assert point.__annotations__ == {"x": int}   # not the text "int"
+
+
+def test_a_lab_with_nothing_to_solve_is_refused():
+    with pytest.raises(generate.LabError, match="nothing to solve"):
+        generate.generate(notebook("x = 1", metadata={}))

@@ -120,13 +120,23 @@ def test_idle_gaps_are_marked_on_the_compute_lane_and_complete_its_busy_time():
     assert measure(panel.gaps[lane]) + panel.busy_time(lane) == pytest.approx(panel.facts.actual)
 
 
-def test_idle_gaps_of_a_schedule_are_on_its_bottleneck():
+def test_idle_gaps_of_a_schedule_are_on_its_compute_units():
     graph = nx.DiGraph()
     graph.add_edges_from([("copy", "mm")])
     graph.add_node("copy", duration=5, resource="h2d")
     graph.add_node("mm", duration=2, resource="compute")
     panel = panel_of(dag.schedule(graph, {"h2d": 1, "compute": 1}))
-    assert [panel.lanes[lane].label for lane in panel.gaps] == ["H2D"]
+    assert [panel.lanes[lane].label for lane in panel.gaps] == ["compute"]
+    assert measure(panel.gaps[1]) == 5
+
+
+def test_without_compute_units_the_gaps_are_on_the_bottleneck():
+    graph = nx.DiGraph()
+    graph.add_node("cook", duration=5, resource="cooker")
+    graph.add_node("fill", duration=2, resource="you")
+    graph.add_edge("fill", "cook")
+    panel = panel_of(dag.schedule(graph, {"cooker": 1, "you": 1}))
+    assert [panel.lanes[lane].label for lane in panel.gaps] == ["cooker"]
     assert measure(panel.gaps[0]) == 2
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import linecache
+import sys
 from functools import cache
 from pathlib import Path
 from types import ModuleType
@@ -43,12 +44,16 @@ def _find(stem: str) -> Path:
 
 @cache
 def _load(path: Path) -> ModuleType:
-    notebook = json.loads(path.read_text(encoding="utf-8"))
+    try:
+        notebook = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise LessonError(f"{path.parent.name}/{path.name} is not a notebook: {error}") from None
     cells = [(number, "".join(cell["source"])) for number, cell in enumerate(notebook["cells"])
-             if cell["cell_type"] == "code" and EXPORT_TAG in cell["metadata"].get("tags", ())]
+             if cell["cell_type"] == "code" and EXPORT_TAG in (cell["metadata"].get("tags") or ())]
     if not cells:
         raise LessonError(f"{path.parent.name}/{path.name} exports nothing: tag a cell {EXPORT_TAG!r}")
-    module = ModuleType(f"lesson_{path.stem}")
+    module = ModuleType(f"lesson_{path.parent.name}_{path.stem}")
+    sys.modules[module.__name__] = module   # dataclasses look up the module of their class
     for number, source in cells:
         _run(source, f"<{path.parent.name}/{path.name}, cell {number}>", module)
     return module
@@ -57,6 +62,6 @@ def _load(path: Path) -> ModuleType:
 def _run(source: str, label: str, module: ModuleType) -> None:
     linecache.cache[label] = (len(source), None, source.splitlines(keepends=True), label)   # readable tracebacks
     try:
-        exec(compile(source, label, "exec"), module.__dict__)
+        exec(compile(source, label, "exec", dont_inherit=True), module.__dict__)
     except Exception as error:
         raise LessonError(f"{label} fails when imported: {type(error).__name__}: {error}") from error

@@ -4,6 +4,7 @@
 start: what is missing is copied; what the learner has not edited follows the course; what they have edited stays, and a
 new version of the file is put beside it (``01_critical_path.new.ipynb``). Only the text of the cells counts as an edit:
 a notebook that was merely run is replaced, and the run with its outputs is kept under ``my/earlier/``.
+Lessons are copied without their outputs, or the answer to every "predict before you run" would stand right below it.
 """
 
 import hashlib
@@ -32,6 +33,20 @@ def text_digest(data: bytes) -> str:
     except (ValueError, KeyError, TypeError):
         return digest(data)
     return digest(json.dumps(written).encode())
+
+
+def for_learner(name: Path, data: bytes) -> bytes:
+    """A course file as it is copied: lessons without outputs, anything else as it is."""
+    if name.parts[0] != "notebooks" or name.suffix != ".ipynb":
+        return data
+    try:
+        notebook = json.loads(data)
+        for cell in notebook["cells"]:
+            if cell["cell_type"] == "code":
+                cell.update(outputs=[], execution_count=None)
+    except (ValueError, KeyError, TypeError, AttributeError):   # no notebook: the learner gets it as it is
+        return data
+    return (json.dumps(notebook, indent=1, ensure_ascii=False) + "\n").encode()
 
 
 def course_files(root: Path) -> Iterator[Path]:
@@ -115,7 +130,7 @@ def refresh(root: Path) -> list[str]:
     my.mkdir(exist_ok=True)
     with locked(my / LOCK):
         state = _read_state(my)
-        files = {path.as_posix(): (root / path).read_bytes() for path in course_files(root)}
+        files = {path.as_posix(): for_learner(path, (root / path).read_bytes()) for path in course_files(root)}
         lines = [_refresh_file(my, name, data, state) for name, data in files.items()]
         _forget_removed(my, set(files), state)
         _write(my / STATE, json.dumps(state, indent=1).encode())

@@ -10,12 +10,12 @@ An edge u → v says: v starts after u ends.
 CriticalPath(path=('copy', 'gemm'), length=8)
 """
 
-from .graph import GraphError, check_graph, check_resources
+from .graph import GraphError, check_graph, check_resources, durations_of
 from .measure import Bound, exposed, idle, lower_bound
 from .path import CriticalPath, critical_path, heads_and_tails, serial_time, slack
 from .schedule import Run, Schedule, schedule
 
 __all__ = [
     "Bound", "CriticalPath", "GraphError", "Run", "Schedule", "check_graph", "check_resources", "critical_path",
-    "exposed", "heads_and_tails", "idle", "lower_bound", "schedule", "serial_time", "slack",
+    "durations_of", "exposed", "heads_and_tails", "idle", "lower_bound", "schedule", "serial_time", "slack",
 ]

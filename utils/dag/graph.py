@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Hashable, Mapping
-from numbers import Real
+from numbers import Integral, Real
 
 import networkx as nx
+import numpy as np
 
 Task = Hashable
 Time = float   # or int: arithmetic on integer durations stays exact
@@ -24,10 +25,7 @@ def check_graph(graph: nx.DiGraph) -> list[Task]:
     Raises GraphError for anything but a DiGraph, for a cycle (which it names), and for a missing, negative or
     unusable duration.
     """
-    if not isinstance(graph, nx.DiGraph) or graph.is_multigraph():
-        raise GraphError(f"a task graph is a networkx.DiGraph, not {type(graph).__name__}")
-    for task, attributes in graph.nodes(data=True):
-        _check_duration(task, attributes)
+    durations_of(graph)
     rank = {task: index for index, task in enumerate(graph)}
     try:
         return list(nx.lexicographical_topological_sort(graph, key=rank.__getitem__))
@@ -37,22 +35,36 @@ def check_graph(graph: nx.DiGraph) -> list[Task]:
         raise GraphError(f"the graph has a cycle, {loop}: none of these can ever start; remove one edge") from None
 
 
-def _check_duration(task: Task, attributes: Mapping[str, object]) -> None:
+def durations_of(graph: nx.DiGraph) -> dict[Task, Time]:
+    """Duration by task, numpy scalars as Python numbers (which do not overflow); raises GraphError as check_graph."""
+    if not isinstance(graph, nx.DiGraph) or graph.is_multigraph():
+        raise GraphError(f"a task graph is a networkx.DiGraph, not {type(graph).__name__}")
+    return {task: _duration(task, attributes) for task, attributes in graph.nodes(data=True)}
+
+
+def _duration(task: Task, attributes: Mapping[str, object]) -> Time:
     if "duration" not in attributes:
         raise GraphError(f"task {task!r} has no duration: add one with graph.add_node({task!r}, duration=…)")
     duration = attributes["duration"]
-    if isinstance(duration, bool) or not isinstance(duration, Real) or not math.isfinite(duration):
-        raise GraphError(f"task {task!r} has duration {duration!r}: give a finite number")
-    if duration < 0:
+    plain = duration.item() if isinstance(duration, np.generic) else duration
+    if isinstance(plain, bool) or not isinstance(plain, Real) or plain != plain or plain in (math.inf, -math.inf):
+        raise GraphError(f"task {task!r} has duration {duration!r}: give a finite int or float")
+    if plain < 0:
         raise GraphError(f"task {task!r} has duration {duration!r}: a task cannot take less than no time")
+    return plain
 
 
 def check_resources(graph: nx.DiGraph, resources: int | Mapping[str, int] | None) -> dict[str, int | None]:
     """Return units per resource name, None for as many as needed.
 
     An int means that many identical workers for every task, a mapping names each resource and its units.
-    Raises GraphError for fewer than one unit and for a task whose resource is not in the mapping.
+    Raises GraphError as check_graph does, for fewer than one unit, for a resource without a name, and for a task
+    whose resource is not in the mapping.
     """
+    durations_of(graph)
+    for task, resource in graph.nodes.data("resource"):
+        if resource is not None and (not isinstance(resource, str) or not resource):
+            raise GraphError(f"task {task!r} has resource {resource!r}: a resource is named by a string")
     if resources is None:
         return {_name(graph, task): None for task in graph}
     if isinstance(resources, Mapping):
@@ -64,15 +76,18 @@ def check_resources(graph: nx.DiGraph, resources: int | Mapping[str, int] | None
 
 
 def _check_units(name: str, count: object) -> int:
-    if isinstance(count, bool) or not isinstance(count, int) or count < 1:
+    if not isinstance(name, str) or not name:
+        raise GraphError(f"resource {name!r}: a resource is named by a string")
+    if isinstance(count, bool) or not isinstance(count, Integral) or count < 1:
         raise GraphError(f"resource {name!r} has {count!r} units: give a whole number from 1 up")
-    return count
+    return int(count)
 
 
 def _check_known(task: Task, resource: str | None, units: Mapping[str, int]) -> None:
     if resource is None and WORKER not in units:
         known = ", ".join(repr(name) for name in units)
-        raise GraphError(f"task {task!r} names no resource: set its resource to one of {known}, or add {WORKER!r}")
+        choice = f"set its resource to one of {known}, or add" if known else "add"
+        raise GraphError(f"task {task!r} names no resource: {choice} {WORKER!r} to the resources")
     if resource is not None and resource not in units:
         known = ", ".join(repr(name) for name in units) or "none"
         raise GraphError(f"task {task!r} needs resource {resource!r}, which was not given (given: {known})")

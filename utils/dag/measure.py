@@ -8,7 +8,7 @@ from typing import NamedTuple
 import networkx as nx
 
 from ..intervals import Intervals, measure, subtract, union
-from .graph import GraphError, Time, check_resources, resource_of
+from .graph import GraphError, Time, check_resources, durations_of, resource_of
 from .path import critical_path, heads_and_tails
 from .schedule import Schedule
 
@@ -35,13 +35,13 @@ def lower_bound(graph: nx.DiGraph, resources: int | Mapping[str, int] | None = N
     """
     units = check_resources(graph, resources)
     heads, tails = heads_and_tails(graph)
-    length = critical_path(graph).length
+    durations, length = durations_of(graph), critical_path(graph).length
     bound, limited_by, loads = length, "critical path", {}
     for name, count in units.items():
         tasks = [task for task in graph if resource_of(graph, task, units) == name]
         if count is None or not tasks:
             continue
-        loads[name] = _share(sum(graph.nodes[task]["duration"] for task in tasks), count)
+        loads[name] = _share(sum(durations[task] for task in tasks), count)
         reach = min(heads[task] for task in tasks) + loads[name] + min(tails[task] for task in tasks)
         if reach > bound:
             bound, limited_by = reach, name

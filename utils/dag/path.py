@@ -6,7 +6,9 @@ from typing import NamedTuple
 
 import networkx as nx
 
-from .graph import Task, Time, check_graph
+from .graph import Task, Time, check_graph, durations_of
+
+ROUNDING = 1e-9   # of the length: what sums of floats in different orders differ by, and no real slack
 
 
 class CriticalPath(NamedTuple):
@@ -18,30 +20,36 @@ class CriticalPath(NamedTuple):
 
 def serial_time(graph: nx.DiGraph) -> Time:
     """Time to run every task one after the other, in any topological order: the sum of the durations."""
-    return sum(graph.nodes[task]["duration"] for task in check_graph(graph))
+    check_graph(graph)
+    return sum(durations_of(graph).values())
 
 
 def critical_path(graph: nx.DiGraph) -> CriticalPath:
-    """Return a longest path by duration; among equal ones, the one whose tasks were added first.
+    """Return a longest path by duration; among equal ones, the one that ends in and passes the tasks added first.
 
     No schedule, with however many resources, ends before its length.
     """
-    _, tails = heads_and_tails(graph)
-    whole = {task: graph.nodes[task]["duration"] + tail for task, tail in tails.items()}
+    order, durations = check_graph(graph), durations_of(graph)
     rank = {task: index for index, task in enumerate(graph)}
-    path: list[Task] = []
-    candidates = [task for task in graph if graph.in_degree(task) == 0]
-    while candidates:
-        task = max(candidates, key=whole.__getitem__)   # max keeps the first of equal ones
-        path.append(task)
-        candidates = sorted(graph.successors(task), key=rank.__getitem__)
-    return CriticalPath(tuple(path), whole[path[0]] if path else 0)
+    finish: dict[Task, Time] = {}
+    latest: dict[Task, Task | None] = {}
+    for task in order:   # added up from the start, as a schedule does, so that both agree to the last bit
+        before = sorted(graph.predecessors(task), key=rank.__getitem__)
+        latest[task] = max(before, key=finish.__getitem__, default=None)
+        finish[task] = durations[task] + (finish[latest[task]] if before else 0)
+    if not finish:
+        return CriticalPath((), 0)
+    ends = [task for task in graph if graph.out_degree(task) == 0]
+    path = [max(ends, key=finish.__getitem__)]   # max keeps the first of equal ones
+    length = finish[path[0]]
+    while any(True for _ in graph.predecessors(path[-1])):
+        path.append(latest[path[-1]])
+    return CriticalPath(tuple(reversed(path)), length)
 
 
 def heads_and_tails(graph: nx.DiGraph) -> tuple[dict[Task, Time], dict[Task, Time]]:
     """Longest work that must precede each task, and longest work that must follow it (its own duration in neither)."""
-    order = check_graph(graph)
-    durations = graph.nodes.data("duration")
+    order, durations = check_graph(graph), durations_of(graph)
     heads: dict[Task, Time] = {}
     for task in order:
         heads[task] = max((heads[before] + durations[before] for before in graph.predecessors(task)), default=0)
@@ -52,10 +60,13 @@ def heads_and_tails(graph: nx.DiGraph) -> tuple[dict[Task, Time], dict[Task, Tim
 
 
 def slack(graph: nx.DiGraph) -> dict[Task, Time]:
-    """Total slack of each task: how much longer it could take before the whole graph takes longer.
+    """Total slack of each task: how much longer it could take, with as many units as needed, before the whole does.
 
-    Zero slack means critical. (Free slack, how long a task may slip without moving any *other* task, is never larger.)
+    Zero slack means critical; with float durations, so does anything within ROUNDING of the length, which is returned
+    as 0. (Free slack, how long a task may slip without moving any *other* task, is never larger.)
     """
     heads, tails = heads_and_tails(graph)
-    length = critical_path(graph).length
-    return {task: length - heads[task] - graph.nodes[task]["duration"] - tails[task] for task in graph}
+    durations, length = durations_of(graph), critical_path(graph).length
+    room = {task: length - heads[task] - durations[task] - tails[task] for task in graph}
+    return {task: 0 if isinstance(free, float) and abs(free) <= ROUNDING * length else free
+            for task, free in room.items()}

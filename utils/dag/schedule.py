@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import networkx as nx
 
-from .graph import GraphError, Task, Time, check_graph, check_resources, resource_of
+from .graph import GraphError, Task, Time, check_graph, check_resources, durations_of, resource_of
 from .path import critical_path
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ class Schedule:
 
 
 def schedule(
-    graph: nx.DiGraph, resources: int | Mapping[str, int] | None = None, fifo: bool | Iterable[str] = ()
+    graph: nx.DiGraph, resources: int | Mapping[str, int] | None = None, fifo: bool | str | Iterable[str] = ()
 ) -> Schedule:
     """Start each task as soon as its predecessors have ended and a unit of its resource is free.
 
@@ -64,10 +64,19 @@ def schedule(
     order of a queue contradicts the edges.
     """
     units = check_resources(graph, resources)
-    queued = set(units) if fifo is True else set(fifo or ())
+    queued = set(units) if fifo is True else _names(fifo)
     if unknown := queued - set(units):
-        raise GraphError(f"fifo names {sorted(unknown)}, but the resources are {sorted(units)}")
+        raise GraphError(f"fifo names {sorted(map(str, unknown))}, but the resources are {sorted(units)}")
     return _Placing(graph, units, queued).run()
+
+
+def _names(fifo: bool | str | Iterable[str]) -> set[str]:
+    if isinstance(fifo, str):
+        return {fifo}
+    try:
+        return set(fifo or ())
+    except TypeError:
+        raise GraphError(f"fifo is {fifo!r}: give True, the name of a resource, or several names") from None
 
 
 @dataclass
@@ -102,7 +111,7 @@ class _Placing:
 
     def __init__(self, graph: nx.DiGraph, units: dict[str, int | None], queued: set[str]) -> None:
         check_graph(graph)
-        self.graph, self.tasks = graph, list(graph)
+        self.graph, self.tasks, self.durations = graph, list(graph), durations_of(graph)
         self.rank = {task: index for index, task in enumerate(self.tasks)}
         self.missing = [graph.in_degree(task) for task in self.tasks]
         self.resource = [resource_of(graph, task, units) for task in self.tasks]
@@ -139,7 +148,7 @@ class _Placing:
             while pool.can_start():
                 index, unit = pool.take()
                 task = self.tasks[index]
-                end = now + self.graph.nodes[task]["duration"]
+                end = now + self.durations[task]
                 self.runs[task] = Run(task, now, end, name, unit)
                 heapq.heappush(self.ending, (end, index, unit))
 
@@ -153,5 +162,5 @@ class _Placing:
     def _stuck(self) -> str:
         heads = [self.tasks[pool.order[-1]] for pool in self.pools.values() if pool.order]
         names = ", ".join(repr(task) for task in heads)
-        return (f"the queues block each other: at their heads stand {names}, each waiting for a task queued behind "
-                "another head; add the tasks to the graph in an order in which they can run")
+        return (f"the queues cannot go on: at the head stands {names}, waiting for a task that is queued behind it or "
+                "behind another head; add the tasks to the graph in an order in which they can run")

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import inspect
 import traceback
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from .values import shown, text_of
 from .verdict import Tick, Verdict
 
 Answer = Callable[..., Any]
@@ -58,39 +60,60 @@ class Check:
             verdict = refused.verdict
         except NotImplementedError:
             verdict = Verdict(name, says=f"Write {name} in the cell above, then run this cell again.", pending=True)
+        except Exception as error:   # an answer of a kind that no judge expects: a learner sees no traceback
+            verdict = Verdict(name, [Tick("correct", False, "the check could not read what was returned")],
+                              says=f"It stopped with {text_of(error)}. Return plain numbers, lists and dicts as asked.")
         self._seen[name] = (answer, verdict)
         return verdict
 
     def _puzzle_of(self, answer: Answer) -> str:
         name = getattr(answer, "__name__", None)
-        if not callable(answer) or name not in self.puzzles:
-            known = ", ".join(self.puzzles)
-            seen = f"a function called {name!r}" if callable(answer) else repr(answer)
-            raise ValueError(f"check({seen}): give one of this lab's functions, not its result: {known}")
-        return name
+        if callable(answer) and name in self.puzzles:
+            return name
+        known = ", ".join(self.puzzles)
+        if callable(answer):
+            raise ValueError(f"check() knows a puzzle by the name of its function, and yours is called {name!r}; "
+                             f"define one of: {known}")
+        raise ValueError(f"check({shown(answer)}): give one of this lab's functions, not its result: {known}")
 
 
 def call(puzzle: str, answer: Answer, *arguments: Any, on: str) -> Any:
     """Run a learner's function on one case; its own error becomes a verdict that names the case and the line.
 
-    Raises Refused for an exception of the learner's and for a missing return value; lets NotImplementedError through.
+    Raises Refused for an exception of the learner's, for the wrong number of parameters and for a missing return
+    value; lets NotImplementedError through.
     """
+    _check_signature(puzzle, answer, len(arguments))
     try:
         result = answer(*arguments)
     except NotImplementedError:
         raise
     except Exception as error:
-        raise Refused(_failed(puzzle, error, on)) from error
+        raise Refused(_failed(puzzle, answer, error, on)) from error
     if result is None:
         raise Refused(Verdict(puzzle, [Tick("correct", False, f"{puzzle} returned None on {on}")],
                               says="Does every way through the function end in a return?"))
     return result
 
 
-def _failed(puzzle: str, error: Exception, on: str) -> Verdict:
-    last = traceback.extract_tb(error.__traceback__)
-    inner = [frame for frame in last if frame.name == puzzle] or list(last)
-    where = f"line {inner[-1].lineno} of its cell" if inner and inner[-1].filename.startswith(("<ipython", "/")) else ""
-    line = f": {inner[-1].line}" if inner and inner[-1].line else ""
-    return Verdict(puzzle, [Tick("correct", False, f"it raised {type(error).__name__} on {on}")],
-                   says=f"{type(error).__name__}: {error}" + (f"\nRaised in {where}{line}" if where else ""))
+def _check_signature(puzzle: str, answer: Answer, count: int) -> None:
+    try:
+        signature = inspect.signature(answer)
+    except (TypeError, ValueError):   # builtins may have none
+        return
+    try:
+        signature.bind(*range(count))
+    except TypeError:
+        why = f"it is called with {count} argument{'' if count == 1 else 's'}, but takes {signature}"
+        raise Refused(Verdict(puzzle, [Tick("correct", False, why)],
+                              says="Keep the parameters of the stub as they were.")) from None
+
+
+def _failed(puzzle: str, answer: Answer, error: Exception, on: str) -> Verdict:
+    says = text_of(error)
+    code = getattr(inspect.unwrap(answer), "__code__", None)
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if code is not None and frame.filename == code.co_filename]
+    if own:   # the innermost line that the learner wrote
+        says += f"\nLine {own[-1].lineno} of its cell" + (f": {own[-1].line}" if own[-1].line else "")
+    return Verdict(puzzle, [Tick("correct", False, f"it raised {type(error).__name__} on {on}")], says=says)

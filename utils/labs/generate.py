@@ -2,12 +2,14 @@
 
 A solution notebook marks what a learner writes with ``### BEGIN SOLUTION`` / ``### END SOLUTION`` and what only a
 grader runs with ``### BEGIN HIDDEN TESTS`` / ``### END HIDDEN TESTS``. The stub that takes a solution's place is
-nbgrader's default, so that ``nbgrader generate_assignment`` on the same solution gives the same cells.
+nbgrader's default, so that ``nbgrader generate_assignment`` on the same solution gives the same sources (but for
+blank lines at a cell's end, which are dropped here).
 """
 
 from __future__ import annotations
 
 import copy
+import re
 import sys
 from pathlib import Path
 
@@ -16,6 +18,7 @@ import nbformat
 ROOT = Path(__file__).resolve().parents[2]
 STUB = ("# YOUR CODE HERE", "raise NotImplementedError()")
 SOLUTION, HIDDEN = "SOLUTION", "HIDDEN TESTS"
+LEFT_OVER = re.compile(r"^.*#.*\b(BEGIN|END)\s+(SOLUTION|HIDDEN)\b.*$", re.IGNORECASE | re.MULTILINE)
 
 
 class LabError(ValueError):
@@ -25,14 +28,17 @@ class LabError(ValueError):
 def generate(solution: nbformat.NotebookNode) -> nbformat.NotebookNode:
     """Return the lab of a solution: stubs for solutions, no hidden tests, no outputs; cell ids and metadata stay.
 
-    Raises LabError for an unbalanced or nested marker, for two solutions in one cell, for a solution outside a cell
-    that nbgrader knows as one, and for a notebook with nothing to solve.
+    Stricter than nbgrader, so that nothing leaks by a typing error. Raises LabError for an unbalanced, nested or
+    misspelt marker, for a cell that is marked as a solution in its nbgrader metadata but not by one pair of markers or
+    the other way round, for hidden tests outside a graded cell, and for a notebook with nothing to solve.
     """
     lab = copy.deepcopy(solution)
     stubs = 0
     for number, cell in enumerate(lab.cells):
         if cell.cell_type == "code":
             stubs += _empty_cell(cell, number)
+        if left := LEFT_OVER.search(cell.source):
+            raise LabError(f"cell {number}: {left.group().strip()!r} is no marker; one reads '### BEGIN SOLUTION'")
     if not stubs:
         raise LabError("no '### BEGIN SOLUTION' in any cell: this lab would have nothing to solve")
     return lab
@@ -40,12 +46,17 @@ def generate(solution: nbformat.NotebookNode) -> nbformat.NotebookNode:
 
 def _empty_cell(cell: nbformat.NotebookNode, number: int) -> int:
     cell.outputs, cell.execution_count = [], None
-    lines, _ = _cut(cell.source.split("\n"), HIDDEN, (), number)
+    lines, hidden = _cut(cell.source.split("\n"), HIDDEN, (), number)
     lines, stubs = _cut(lines, SOLUTION, STUB, number)
+    marked = cell.metadata.get("nbgrader", {})
     if stubs > 1:
         raise LabError(f"cell {number} has {stubs} solutions: split it, a cell is one answer")
-    if stubs and not cell.metadata.get("nbgrader", {}).get("solution"):
+    if stubs and not marked.get("solution"):
         raise LabError(f"cell {number} holds a solution but its nbgrader metadata does not say so")
+    if marked.get("solution") and not stubs:
+        raise LabError(f"cell {number} is a solution by its nbgrader metadata but has no '### BEGIN SOLUTION'")
+    if hidden and not marked.get("grade"):
+        raise LabError(f"cell {number} has hidden tests but is not graded by its nbgrader metadata")
     cell.source = "\n".join(lines).rstrip("\n")
     return stubs
 

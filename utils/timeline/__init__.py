@@ -35,8 +35,8 @@ def timeline(
     ``critical``: outline the critical path of a schedule; or the tasks (of a trace: row numbers) to outline.
     ``lanes``: engines of a trace to show, by default "host", "h2d", "compute", "d2h" and any that are no CUDA engine.
     Bound, actual, lost and uncovered copies are those of the whole run, also when a part is shown; the actual time of
-    a trace runs from the first to the last span on the device. Idle gaps are shaded on the compute lanes of a trace,
-    for a schedule on the resource with the largest load per unit.
+    a trace runs from the first to the last span on the device. Idle gaps are shaded on the compute lanes;
+    in a schedule without any, on the resource with the largest load per unit.
     Raises TypeError for anything else, ValueError for times that are no numbers and for windows that show nothing.
     """
     options = Options(start, stop, critical, bound, clean(bound_kind), check_unit(unit), lanes)

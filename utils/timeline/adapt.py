@@ -257,16 +257,16 @@ def _schedule_gaps(
     schedule: Any, keys: list[tuple[str, int]], lane: NDArray[np.int64], start: NDArray[np.float64],
     stop: NDArray[np.float64],
 ) -> dict[int, Intervals]:
-    """Idle times on the units of the bottleneck: the resource with the largest load per unit."""
+    """Idle times on the compute units; without any, on those of the resource with the largest load per unit."""
     if not len(lane):
         return {}
     load = dict.fromkeys(schedule.resources, 0.0)
     for run in schedule.runs.values():
         load[run.resource] += (run.end - run.start) / schedule.resources[run.resource]
-    busiest = max(load, key=load.__getitem__)
+    shaded = "compute" if "compute" in load else max(load, key=load.__getitem__)
     span = (0.0, float(schedule.makespan))
     return {index: idle_gaps(union(start[lane == index], stop[lane == index]), span)
-            for index, key in enumerate(keys) if key[0] == busiest}
+            for index, key in enumerate(keys) if key[0] == shaded}
 
 
 def check_unit(unit: str) -> str:

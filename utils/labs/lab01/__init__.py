@@ -3,7 +3,8 @@
 from ..check import Check
 from .bounds import judge_lower_bound
 from .buffers import judge_double_buffer_graph
-from .paths import judge_best_to_halve, judge_critical_paths, judge_slack
+from .changes import judge_best_to_halve, judge_slack
+from .paths import judge_critical_paths
 
 check = Check({
     "critical_paths": judge_critical_paths,

@@ -1,4 +1,4 @@
-"""The graphs that lab 01 judges on. Every one of them is printed in its verdicts; none is hidden."""
+"""The graphs that lab 01 judges on. A refusal prints the one that proves it, a pass names them all."""
 
 from __future__ import annotations
 
@@ -19,6 +19,14 @@ def graph_of(durations: Mapping[str, int], edges: str, resources: Mapping[str, s
     return graph
 
 
+def on_engines(edges: str, **tasks: str) -> nx.DiGraph:
+    """A graph from ``resource="A 3, B 4"``: the tasks of each resource with their durations."""
+    parsed = {name: [entry.split() for entry in entries.split(",")] for name, entries in tasks.items()}
+    durations = {task: int(time) for entries in parsed.values() for task, time in entries}
+    resources = {task: name for name, entries in parsed.items() for task, _ in entries}
+    return graph_of(durations, edges, resources)
+
+
 def path_cases() -> dict[str, nx.DiGraph]:
     """Graphs for paths, slack and speed-ups: the lesson's, and one for each way in which a guess goes wrong."""
     return {
@@ -33,32 +41,50 @@ def path_cases() -> dict[str, nx.DiGraph]:
             {"P": 2, "Q": 3, "R": 1, "U": 7, "V": 4}, "P-Q R-U R-V P-V"),
         "a long task off the path": graph_of(
             {"S": 1, "L": 8, "A": 3, "B": 6, "C": 4, "M": 2, "T": 1}, "S-L-T S-A-B-C-T A-M-C"),
+        "ties at both ends": graph_of(
+            {"P": 2, "Q": 2, "A": 3, "B": 3, "M": 1, "X": 2, "Y": 2}, "P-A-M-X P-B-M-Y Q-A Q-B P-M"),
+        "two long branches": graph_of({"S": 4, "X": 10, "Y": 9, "T": 1}, "S-X-T S-Y-T"),
+        "an odd chain": graph_of({"B": 5, "A": 6}, "B-A"),
+        "a shared tail": graph_of(
+            {"S": 1, "B": 4, "A": 1, "L": 9, "C": 5, "T": 1}, "S-A-C-T S-L-T B-C A-T"),
     }
 
 
 def resource_cases() -> dict[str, tuple[nx.DiGraph, dict[str, int]]]:
     """Graphs with resources for the bound: some limited by their path, some by one resource or its units."""
-    copies = {"c0": "h2d", "c1": "h2d", "c2": "h2d", "k0": "compute", "k1": "compute", "k2": "compute"}
     layers = "c0-k0-k1-k2 c1-k1 c2-k2"
-    wide = {"S": 1, "A": 4, "B": 4, "C": 4, "D": 4, "T": 1}
     return {
         "three layers, slow copies": (
-            graph_of(dict(zip(copies, (6, 6, 6, 2, 2, 2), strict=True)), layers, copies), {"h2d": 1, "compute": 1}),
+            on_engines(layers, h2d="c0 6, c1 6, c2 6", compute="k0 2, k1 2, k2 2"), {"h2d": 1, "compute": 1}),
         "three layers, slow compute": (
-            graph_of(dict(zip(copies, (2, 2, 2, 6, 6, 6), strict=True)), layers, copies), {"h2d": 1, "compute": 1}),
+            on_engines(layers, h2d="c0 2, c1 2, c2 2", compute="k0 6, k1 6, k2 6"), {"h2d": 1, "compute": 1}),
         "four tasks side by side, two workers": (
-            graph_of(wide, "S-A-T S-B-T S-C-T S-D-T", dict.fromkeys(wide, "worker")), {"worker": 2}),
+            on_engines("S-A-T S-B-T S-C-T S-D-T", worker="S 1, A 4, B 4, C 4, D 4, T 1"), {"worker": 2}),
         "three kernels that take turns": (
-            graph_of({"u": 1, "A": 5, "B": 4, "C": 3}, "u-A u-B u-C",
-                     {"u": "h2d", "A": "compute", "B": "compute", "C": "compute"}), {"h2d": 1, "compute": 1}),
+            on_engines("u-A u-B u-C", h2d="u 1", compute="A 5, B 4, C 3"), {"h2d": 1, "compute": 1}),
         "a chain beside an idle engine": (
-            graph_of({"A": 3, "B": 3, "C": 3, "X": 2}, "A-B-C", {"A": "compute", "B": "compute", "C": "compute",
-                                                                 "X": "h2d"}), {"compute": 2, "h2d": 2}),
+            on_engines("A-B-C", compute="A 3, B 3, C 3", h2d="X 2"), {"compute": 2, "h2d": 2}),
         "two uploads on one engine, then two lanes": (
-            graph_of({"u": 5, "v": 5, "A": 4, "B": 4, "w": 1}, "u-A-w v-B-w",
-                     {"u": "h2d", "v": "h2d", "A": "compute", "B": "compute", "w": "d2h"}),
+            on_engines("u-A-w v-B-w", h2d="u 5, v 5", compute="A 4, B 4", d2h="w 1"),
             {"h2d": 1, "compute": 2, "d2h": 1}),
+        "two short, one long": (on_engines("", compute="a 2, b 2, x 4"), {"compute": 2}),
+        "few copies, many kernels": (
+            on_engines("u-A v-B", h2d="u 4, v 4", compute="A 3, B 3, C 3, D 3"), {"h2d": 1, "compute": 3}),
+        "four kernels for two units": (
+            on_engines("u-A", h2d="u 1", compute="A 5, B 5, C 5, D 4"), {"h2d": 1, "compute": 2}),
+        "copies that nobody waits for": (
+            on_engines("A-B", compute="A 5, B 5", h2d="c 3, d 3, e 3, f 3"), {"compute": 1, "h2d": 1}),
     }
+
+
+def describe(graph: nx.DiGraph, resources: Mapping[str, int] | None = None) -> str:
+    """A case in one sentence: tasks with durations, edges, units."""
+    names = nx.get_node_attributes(graph, "resource") if resources else {}
+    tasks = ", ".join(f"{task} {node['duration']}" + (f" on {names[task]}" if names else "")
+                      for task, node in graph.nodes.items())
+    edges = " ".join(f"{before}-{after}" for before, after in graph.edges) or "none"
+    units = "; units: " + ", ".join(f"{name} {count}" for name, count in resources.items()) if resources else ""
+    return f"The case: {tasks}; edges: {edges}{units}."
 
 
 def show(path: object) -> str:

@@ -49,6 +49,8 @@ class CUDAGraph:
         self._pool = pool or graph_pool_handle()
         users = device.machine.memory.pool_users
         users[self._pool] = users.get(self._pool, 0) + 1
+        if not device.graph_seeds:      # where captured random kernels find seed and offset, as long as there are graphs
+            device.graph_seeds = [device.allocate(8, device.queue) for _ in range(2)]
         self._capture = device.machine.capture = Capture(device.machine, device.queue, self._number, self._pool)
 
     def capture_end(self) -> None:
@@ -75,8 +77,13 @@ class CUDAGraph:
         if self._nodes is not None or self._pool is not None:
             self._nodes = None
             if self._pool is not None:
-                self._device.machine.memory.pool_users[self._pool] -= 1
+                memory = self._device.machine.memory
+                memory.pool_users[self._pool] -= 1
                 self._pool = None
+                if not memory.pools_in_use():
+                    for block in self._device.graph_seeds:
+                        memory.free(block)
+                    self._device.graph_seeds = []
 
     def pool(self) -> Any:
         if self._pool is None:

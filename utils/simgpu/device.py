@@ -41,6 +41,7 @@ class SimDevice:
         self.host = HostMemory(self)
         self.plans: dict[tuple, Any] = {}
         self.graph_count = 0
+        self.graph_seeds: list[Block] = []
         self.capture_queue: Queue | None = None  # what torch.cuda.graph captures on when no stream is given
         self.seed, self.draws = DEFAULT_SEED, 0
         self.open = True

@@ -222,6 +222,8 @@ def _item(func: Any, args: tuple, kwargs: dict) -> Any:
 def _equal(func: Any, args: tuple, kwargs: dict) -> bool:
     one, other = args
     _no_mixed("equal", one, other)
+    if one.place == other.place and one.geometry is other.geometry:
+        return True                             # the same bytes: known without looking
     return torch.equal(copies.to_host(one), copies.to_host(other))
 
 

@@ -135,6 +135,14 @@ class Allocator:
         if queue is not block.queue:
             block.shared = (block.shared or set()) | {queue}
 
+    def has_unused(self) -> bool:
+        """Whether a whole segment is free, or a block waits for other streams."""
+        keep = self.pools_in_use()
+        return bool(self.held) or any(
+            block.before is None and block.behind is None
+            for key, blocks in self.free_blocks.items() if key[0] not in keep for block in blocks
+        )
+
     def empty_cache(self, keep: frozenset | set = frozenset()) -> None:
         """Return unused segments to the device, except those of the private pools in ``keep``."""
         for key, blocks in self.free_blocks.items():

@@ -175,16 +175,27 @@ def _setitem(self: SimTensor, index: Any, value: Any) -> None:
         target = _basic_view(self, items)
         if isinstance(value, torch.Tensor):
             target.copy_(value)
+        elif not target.geometry.shape:         # one element: PyTorch copies a CPU scalar there, and waits
+            target.copy_(_cpu_scalar(value, self.dtype))
         else:
             target.fill_(value)
         return
     base, indices = _split_index(self, items)
+    masks = [i for i in indices if i is not None]
+    if not isinstance(value, torch.Tensor) and len(masks) == 1 and masks[0].dtype is torch.bool and indices[0] is not None:
+        mask = masks[0]
+        base.masked_fill_(mask.reshape(*mask.shape, *[1] * (base.dim() - mask.dim())), value)
+        return
     if not isinstance(value, torch.Tensor):
-        with torch._C.DisableTorchFunction():
-            value = torch.tensor(value, dtype=self.dtype)
+        value = _cpu_scalar(value, self.dtype)
     if not isinstance(value, SimTensor):
         value = copies.converted(value, "cuda", self.dtype, False)
     aten.index_put_.default(base, indices, value)
+
+
+def _cpu_scalar(value: Any, dtype: torch.dtype) -> torch.Tensor:
+    with torch._C.DisableTorchFunction():
+        return torch.tensor(value, dtype=dtype)
 
 
 def _record_stream(self: SimTensor, stream: Stream) -> None:

@@ -107,12 +107,13 @@ def get_device_properties(device: Any = None) -> DeviceProperties:
 
 
 def empty_cache() -> None:
-    """Waits for the device, then gives unused segments back."""
+    """Gives unused segments back; waits for the device when there is something to give."""
     device = sessions.require("torch.cuda.empty_cache")
-    device.refuse_in_capture("torch.cuda.empty_cache()")
-    device.machine.synchronize_all("empty cache")
-    _memory()._release_held()
-    _memory().empty_cache(_memory().pools_in_use())
+    memory = device.machine.memory
+    if device.graphs is None and memory.has_unused():
+        device.machine.synchronize_all("empty cache")
+        memory._release_held()
+        memory.empty_cache(memory.pools_in_use())
 
 
 def _stat(name: str) -> Callable[..., int]:

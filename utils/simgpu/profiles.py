@@ -49,6 +49,7 @@ class Profile:
     sync_ns: int = 2_000                            # host time of noticing that the device is done
     queue_depth: int = 1_024                        # launches not yet finished per stream before the host blocks
     small_pageable_bytes: int = MIB                 # pageable H2D up to here returns early (H200)
+    converts_on_device: bool = True                 # non_blocking copies change dtype and layout in a device kernel (H200, torch 2.11)
     small_kernels_overlap: bool = True
     scale: float = 1.0
     op_ns: Mapping[str, int] = field(default_factory=dict)   # device time by operator name, overrides the model

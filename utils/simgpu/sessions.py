@@ -63,7 +63,6 @@ def uninstall() -> None:
 def _push(profile: Profile, numerics: str, on_hazard: str, keep: str) -> SimDevice:
     if not isinstance(profile, Profile):
         raise TypeError(f"expected a profile such as simgpu.RTX_5060_LAPTOP, not {profile!r}")
-    from ..trace import register_recorder
     from . import patch
     from .device import SimDevice
     from .record import recorder
@@ -75,12 +74,11 @@ def _push(profile: Profile, numerics: str, on_hazard: str, keep: str) -> SimDevi
         _stack[-1].active = False
     _stack.append(device)
     device.active = True
-    _recorders.append(register_recorder(recorder(device)))
+    _recorders.append(_register(recorder(device)))
     return device
 
 
 def _pop(device: SimDevice, *, failed: bool) -> None:
-    from ..trace import register_recorder
     from . import patch
 
     if not _stack or _stack[-1] is not device:
@@ -91,9 +89,18 @@ def _pop(device: SimDevice, *, failed: bool) -> None:
         _stack.pop().active = False
         if _stack:
             _stack[-1].active = True
-        register_recorder(_recorders.pop())
+        _register(_recorders.pop())
         if not _stack:
             patch.restore()
+
+
+def _register(recorder: Any) -> Any:
+    """Tell ``utils.trace.record`` which device is active, where traces can be read at all."""
+    try:
+        from ..trace import register_recorder
+    except ImportError:
+        return None
+    return register_recorder(recorder)
 
 
 def check_index(device: Any) -> None:

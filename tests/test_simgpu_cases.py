@@ -513,7 +513,8 @@ def test_s17_kv_block_stored_and_reloaded(gpu, ordered):
     assert pairs(gpu) == ([] if ordered else [("RAW", "mul", "copy_"), ("WAR", "add", "copy_")])
     torch.cuda.synchronize()
     if ordered:
-        assert torch.equal(y.cpu(), x.cpu() * 2 + 1)
+        assert torch.equal(y.cpu(), x.cpu() * 2 + 1) and torch.equal(block.cpu(), x.cpu() * 2)
+        assert gpu.hazards == []                        # the host buffer changed by the store, not behind the copy's back
 
 
 @pytest.mark.parametrize("wait", [True, False])

@@ -342,6 +342,29 @@ def test_taint_follows_the_bytes_to_the_host_and_back(gpu):
     assert again.tolist() == [1, 1, 0, 0]
 
 
+@pytest.mark.parametrize("numerics", ["exact", "adversarial"])
+def test_a_fresh_tensor_may_be_filled_from_any_stream(numerics):
+    with simgpu.session(simgpu.H200, numerics=numerics) as gpu:
+        side, host = torch.cuda.Stream(), pinned_ones(64)
+        busy(1)
+        x = torch.empty(64, device="cuda")              # allocated while its stream is busy, with other work
+        with torch.cuda.stream(side):
+            x.copy_(host, non_blocking=True)
+            total = x.sum()
+        side.synchronize()
+        torch.cuda.synchronize()
+        assert total.item() == 64 and x.tolist() == [1] * 64 and gpu.hazards == [] and gpu.notes == []
+
+
+def test_factories_inside_torch_functions(gpu):
+    attention = nn.MultiheadAttention(8, 2, add_zero_attn=True, add_bias_kv=True, batch_first=True).eval()
+    x = torch.randn(1, 3, 8)
+    with torch.no_grad():
+        wanted = attention(x, x, x)[0]
+        found = attention.to("cuda")(x.cuda(), x.cuda(), x.cuda())[0]
+    assert torch.allclose(found.cpu(), wanted, atol=1e-6)
+
+
 def test_legal_reuse_of_a_block_is_clean(gpu):
     for step in range(5):
         x = torch.full((256,), float(step), device="cuda")
@@ -529,7 +552,7 @@ def test_parameter_data_can_be_swapped(gpu):
 
 @pytest.mark.parametrize("use", [
     lambda x: x.sum().backward(), lambda x: x.resize_(9), lambda x: torch.cuda.ExternalStream(0), lambda x: torch.cuda.utilization(),
-    lambda x: torch.cuda.make_graphed_callables(None, None), lambda x: torch.save(x, "/dev/null"), lambda x: torch.cuda.Event(interprocess=True),
+    lambda x: torch.autocast("cuda").__enter__(), lambda x: torch.cuda.make_graphed_callables(None, None), lambda x: torch.save(x, "/dev/null"), lambda x: torch.cuda.Event(interprocess=True),
 ])
 def test_what_is_not_modelled_says_so(gpu, use):
     with pytest.raises(simgpu.Unsupported, match="simulated device"):

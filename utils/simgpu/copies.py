@@ -126,6 +126,12 @@ class _PinnedUpload:
         self.src = None if captured else src
         self.digest = None if captured else digest(src)
         self.like = _outline(src) if captured else None
+        if not captured:
+            home.uploads.append(self)
+
+    def refresh(self) -> None:
+        """A copy to the host changed the source, as it was told to."""
+        self.digest = digest(self.src)
 
     def again(self, op: Op) -> Any:
         """For one replay: the source as it is at the replay's launch."""
@@ -136,6 +142,7 @@ class _PinnedUpload:
         return _PinnedUpload(self.device, self.dst, src, self.home)
 
     def __call__(self, op: Op) -> None:
+        self.home.uploads.remove(self)
         with plain_torch():
             if digest(self.src) != self.digest:
                 self.device.machine.watch.outside_write(op, self.home, self.device.host.key(self.home, self.src))
@@ -247,6 +254,8 @@ def _download(device: Any, dst: torch.Tensor, src: Ref, home: Space | None) -> A
                     device.report(op, src)
             elif home is not None:
                 device.host.clean(home, dst)
+            for upload in home.uploads if home is not None else ():
+                upload.refresh()
     return run
 
 

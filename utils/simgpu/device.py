@@ -18,6 +18,7 @@ from .memory import Block, OutOfMemory
 from .ops import Hazard, Note, Op, Queue, Unsupported
 from .profiles import Profile
 from .tensor import DeviceStorage, SimTensor, new_tensor
+from .watch import NOBODYS, find_block
 from .values import UNWRITTEN, Ref, Task, poison, plain_torch, set_taint, view
 
 POOL_STREAMS = 32           # torch.cuda.Stream() hands out the streams of a pool of this size, then starts over
@@ -44,6 +45,7 @@ class SimDevice:
         self.graph_seeds: list[Block] = []
         self.capture_queue: Queue | None = None  # what torch.cuda.graph captures on when no stream is given
         self.seed, self.draws = DEFAULT_SEED, 0
+        self._reported: set[tuple] = set()      # reads before writes that were noted
         self.open = True
         self.active = False                     # whether this is the innermost session
 
@@ -133,15 +135,20 @@ class SimDevice:
         self.machine.spend(self.profile.event_ns, "allocate", "event")
         tensor = self.new(g, queue)
         if self.values:
-            ref = Ref(tensor.memory.block.space, tensor.start, g)
-
-            def forget(op: Op) -> None:
-                with plain_torch():
-                    poison(view(ref))
-                    set_taint(ref, UNWRITTEN)
-            if self.graphs is None:
-                self.machine.record(queue, cost=False, name="allocate", run=forget)
+            self._forget_bytes(Ref(tensor.memory.block.space, tensor.start, g), queue)
         return tensor
+
+    def _forget_bytes(self, ref: Ref, queue: Queue) -> None:
+        """Count bytes as unwritten: now, or, where pending work still uses them, once the stream gets there."""
+        def forget(op: Op | None) -> None:
+            with plain_torch():
+                poison(view(ref))
+                set_taint(ref, UNWRITTEN)
+
+        if not ref.space.pending(ref.key, computed=not self.machine.lazy):
+            forget(None)
+        elif self.graphs is None:
+            self.machine.record(queue, cost=False, name="allocate", run=forget)
 
     def release(self, block: Block) -> None:
         """The last tensor of a block is gone."""
@@ -241,11 +248,12 @@ class SimDevice:
 
     def report(self, op: Op, ref: Ref) -> None:
         """A kernel read bytes that nothing had written."""
-        from .watch import find_block
-
         block = find_block(ref.space, ref.start)
-        self.machine.note("read before written", f"{op.name} #{op.index} ({op.queue.name}) read "
-                          f"{block.label if block else 'freed memory'} before anything was written there")
+        label = block.label if block else NOBODYS
+        if (op.name, op.queue, label) not in self._reported:
+            self._reported.add((op.name, op.queue, label))
+            self.machine.note("read before written",
+                              f"{op.name} #{op.index} ({op.queue.name}) read {label} before anything was written there")
 
     # the end
 

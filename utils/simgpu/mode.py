@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
@@ -21,7 +22,7 @@ READS_NOTHING = frozenset({
     "is_pinned", "view", "view_as", "t", "transpose", "permute", "numpy", "detach", "unsqueeze", "squeeze", "narrow", "split", "chunk",
     "unbind", "expand", "expand_as", "as_strided", "select", "__len__", "ndimension", "nelement", "requires_grad_", "type",
     "is_floating_point", "is_complex", "get_device", "empty_like", "__hash__", "register_hook", "_is_view", "is_shared", "swapaxes",
-    "is_same_size", "record_stream", "__set__", "movedim", "unfold", "diagonal", "unflatten", "is_tensor", "storage", "typed_storage",
+    "is_same_size", "record_stream", "__set__", "__array__", "movedim", "unfold", "diagonal", "unflatten", "is_tensor", "storage", "typed_storage",
 })
 MAY_VIEW = frozenset({"__getitem__", "reshape", "flatten", "contiguous", "to", "float", "half", "bfloat16", "double", "int", "long",
                       "cpu", "ravel", "reshape_as", "__iter__", "tensor_split", "view_as_real", "T", "mT", "pin_memory", "as_tensor"})
@@ -250,6 +251,20 @@ def _shallow(func: Any, args: tuple, kwargs: dict) -> bool:
 _FACTORIES = ("empty", "zeros", "ones", "full", "rand", "randn", "randint", "arange", "linspace", "logspace", "eye", "randperm",
               "empty_strided", "scalar_tensor", "tril_indices", "triu_indices", "range", "normal", "empty_like", "zeros_like",
               "ones_like", "full_like", "rand_like", "randn_like", "randint_like", "hann_window", "empty_permuted")
+
+
+def _direct(name: str) -> Any:
+    """A factory for code that torch runs with modes off, as inside its own Python functions."""
+    original = getattr(torch, name)
+
+    @functools.wraps(original)
+    def make(*args: Any, **kwargs: Any) -> Any:
+        if kwargs.get("device") is not None and sessions.active() is not None and _wants_cuda(kwargs):
+            return HANDLERS[original](original, args, kwargs)
+        return original(*args, **kwargs)
+    return make
+
+
 _NEW = ("new_empty", "new_zeros", "new_ones", "new_full", "new_empty_strided")
 HANDLERS: dict[Any, Any] = {getattr(torch, name): _factory for name in _FACTORIES}
 HANDLERS |= {getattr(torch.Tensor, name): _factory for name in _NEW}
@@ -259,4 +274,5 @@ HANDLERS |= {
     torch.nn.functional.scaled_dot_product_attention: _whole(aten.scaled_dot_product_attention.default),
     torch.nn.functional.one_hot: _whole(aten.one_hot.default), torch.nn.functional.linear: _whole(aten.linear.default), torch.rms_norm: _whole(aten.rms_norm.default), torch._has_compatible_shallow_copy_type: _shallow,
 }
+FACTORIES = {name: _direct(name) for name in (*_FACTORIES, "tensor", "as_tensor")}
 set_mode(DeviceMode)

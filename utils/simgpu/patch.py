@@ -12,9 +12,10 @@ from typing import Any
 import torch
 import torch.autograd.profiler as profiler
 import torch.cuda
+import torch.utils._device as default_device
 
 from . import cudagraph, sessions, streams
-from .mode import DeviceMode
+from .mode import FACTORIES, DeviceMode
 from .ops import Unsupported
 from .tensor import CUDA
 
@@ -25,6 +26,7 @@ _MISSING = object()
 
 def apply() -> None:
     """Patch torch; all or nothing."""
+    default_device._device_constructors()       # remembers torch's own factories, before they are wrapped
     try:
         for where, names in _replacements():
             for name, value in names.items():
@@ -63,6 +65,8 @@ def _replacements() -> list[tuple[Any, dict[str, Any]]]:
         (module.nvtx, {"range_push": _range_push, "range_pop": _range_pop, "range": _range, "mark": lambda message: None}),
         (profiler.record_function, {"__enter__": _enter_range, "__exit__": _exit_range}),
         (threading.Thread, {"run": _run_thread}),
+        (torch, FACTORIES),
+        (torch.amp.autocast_mode.autocast, {"__enter__": _enter_autocast}),
     ]
 
 
@@ -229,6 +233,15 @@ def _range(message: str, *args: Any, **kwargs: Any) -> Iterator[None]:
         yield
     finally:
         _pop_range()
+
+
+_autocast_enter = torch.amp.autocast_mode.autocast.__enter__
+
+
+def _enter_autocast(self: Any) -> Any:
+    if sessions.active() is not None and self.device == "cuda" and self._enabled:
+        raise Unsupported('torch.autocast("cuda") is not modelled by the simulated device; convert the model: module.to(torch.bfloat16)')
+    return _autocast_enter(self)
 
 
 _thread_run = threading.Thread.run

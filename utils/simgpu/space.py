@@ -11,7 +11,7 @@ from functools import lru_cache
 from itertools import product
 from typing import Any
 
-from .ops import Clock, Op
+from .ops import DONE, Clock, Op
 
 Pattern = tuple[int, tuple[tuple[int, int], ...]]
 Key = tuple[int, int, Pattern | None]
@@ -55,6 +55,11 @@ def runs_of(key: Key) -> Iterator[tuple[int, int]]:
 @lru_cache(maxsize=8192)
 def _patterns_meet(one: Pattern | None, other: Pattern | None, shift: int, ends: tuple[int, int]) -> bool:
     """Whether runs of ``one`` (from byte 0) meet runs of ``other`` (from byte ``shift``)."""
+    if one is not None and other is not None and one[1] == other[1]:
+        step = one[1][-1][1]                            # rows of one matrix: compare places within a row first
+        place = shift % step
+        if all(outer % step == 0 for _, outer in one[1]) and one[0] <= place and place + other[0] <= step:
+            return False
     first = sorted(runs_of((0, ends[0], one)))
     second = sorted(runs_of((shift, shift + ends[1], other)))
     i = j = 0
@@ -143,11 +148,19 @@ class Space:
     ``data`` and ``taint`` belong to the layer that computes values; the core never looks inside.
     """
 
-    __slots__ = ("__weakref__", "base", "data", "host", "live", "name", "reads", "size", "taint", "writes")
+    __slots__ = ("__weakref__", "base", "data", "host", "live", "name", "reads", "size", "taint", "uploads", "writes")
 
     def __init__(self, size: int, *, host: bool, base: int, name: str = ""):
         self.size, self.host, self.base, self.name = size, host, base, name
         self.reads, self.writes = _Side(), _Side()
         self.data: Any = None
         self.taint: Any = None
+        self.uploads: list[Any] = []        # pending copies from here (host memory only)
         self.live: dict[int, Any] = {}      # offset -> what is allocated there (size, label)
+
+    def pending(self, key: Key, *, computed: bool) -> bool:
+        """Whether an operation on these bytes is still to run (``computed``) or to be computed."""
+        return any(
+            (op.state != DONE if computed else op.run is not None) and meet(old, key)
+            for side in (self.reads, self.writes) for mine in side.by_actor.values() for old, op in mine.items()
+        )

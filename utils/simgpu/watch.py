@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from .machine import Machine
 
 HOST = -1
+NOBODYS = "memory that no tensor holds now"
 
 
 class Watch:
@@ -93,7 +94,7 @@ class Watch:
              deferred: bool = False) -> None:
         low, high = shared_range(old_key, key)
         block = find_block(space, low)
-        start, label = (block.offset, block.label) if block is not None else (0, "freed memory")
+        start, label = (block.offset, block.label) if block is not None else (0, NOBODYS)
         identity = (first.index, second.index, space.base + start, op is None)
         if identity in self._seen:
             return

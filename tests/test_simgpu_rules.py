@@ -234,6 +234,20 @@ def test_current_stream_belongs_to_the_thread(gpu):
     assert seen == {"stream": torch.cuda.default_stream(), "sum": 3}
 
 
+def test_threads_may_share_the_device(gpu):
+    from concurrent.futures import ThreadPoolExecutor
+
+    def work(i):
+        x = torch.zeros(8, device="cuda")
+        for _ in range(20):
+            x = x + i
+        return x.sum().item()
+
+    with ThreadPoolExecutor(4) as pool:
+        assert list(pool.map(work, range(12))) == [160 * i for i in range(12)]
+    assert gpu.hazards == []
+
+
 def test_default_stream_does_not_wait_for_others(gpu):
     x = torch.zeros(4, device="cuda")
     torch.cuda.synchronize()
@@ -538,6 +552,23 @@ def test_default_device(gpu):
     with torch.device("cuda"):
         assert torch.ones(2).is_cuda and nn.Linear(2, 2).weight.is_cuda and not torch.ones(2, device="cpu").is_cuda
     assert not torch.ones(2).is_cuda
+
+
+def test_parameter_data_moves_between_devices(gpu):
+    layer = nn.Linear(4, 4).requires_grad_(False)
+    home, x = layer.weight.data, torch.randn(2, 4)
+    wanted = layer(x)
+    for p in layer.parameters():
+        p.data = p.data.to("cuda")
+    assert layer.weight.is_cuda and torch.allclose(layer(x.cuda()).cpu(), wanted, atol=1e-6)
+    layer.weight.data, layer.bias.data = home, layer.bias.data.cpu()
+    assert type(layer.weight) is nn.Parameter and torch.equal(layer(x), wanted)
+
+
+def test_generators(gpu):
+    def draw(seed):
+        return torch.randn(3, device="cuda", generator=torch.Generator(device="cuda").manual_seed(seed)).tolist()
+    assert draw(1) == draw(1) != draw(2) and isinstance(torch.Generator(), torch.Generator)
 
 
 def test_parameter_data_can_be_swapped(gpu):

@@ -7,6 +7,7 @@ from typing import Any
 
 from . import sessions, streams
 from .capture import Capture, Node, replay
+from .lock import locked
 from .ops import Unsupported
 
 _pools = count(1)
@@ -63,6 +64,7 @@ class CUDAGraph:
             raise RuntimeError("Capture must end on the same stream it began on.")
         self._nodes = list(capture.finish())
 
+    @locked
     def replay(self) -> None:
         """Queue the captured work on the current stream; inputs are read when it runs."""
         device = self._here("replay")

@@ -13,6 +13,7 @@ from .costs import estimate
 from .geometry import Geometry, dense
 from .hostmem import HostMemory
 from .infer import OpInfo, replace_tensors
+from .lock import LOCK
 from .machine import Machine
 from .memory import Block, OutOfMemory
 from .ops import Hazard, Note, Op, Queue, Unsupported
@@ -152,7 +153,8 @@ class SimDevice:
 
     def release(self, block: Block) -> None:
         """The last tensor of a block is gone."""
-        self.machine.memory.free(block)
+        with LOCK:
+            self.machine.memory.free(block)
 
     def open_workspace(self, queue: Queue) -> None:
         """cuBLAS takes its workspace at the first GEMM of a stream."""
@@ -200,8 +202,7 @@ class SimDevice:
         kwargs = {k: ("cpu" if k == "device" and v is not None else v) for k, v in kwargs.items()}
         call = info.func
         if info.random:
-            call = self.seeded(info.func)
-            kwargs.pop("generator", None)
+            call = self.drawn_from(kwargs.pop("generator", None), info.func)
         return Task(info.name, call, replace_tensors(freeze(args), _ref), {k: replace_tensors(freeze(v), _ref) for k, v in kwargs.items()},
                     [_ref(t) for t in reads], [_ref(t) for t in outputs], [_ref(t) for t in changed], self.report,
                     pointwise=info.pointwise, widen=info.widen and bool(reads) and reads[-1].geometry.dtype in HALVES)
@@ -227,6 +228,13 @@ class SimDevice:
         self.kernel(name, [t.geometry for t in reads], reads, [tensor],
                     Task(name, lambda: value, (), {}, refs, [_ref(tensor)], [], self.report))
         return tensor
+
+    def drawn_from(self, generator: torch.Generator | None, call: Any) -> Any:
+        """``call`` with random numbers of ``generator``, None for the device's own; its state moves at the call."""
+        if generator is None:
+            return self.seeded(call)
+        with plain_torch():
+            return self.seeded_with(int(torch.randint(1 << 62, (), generator=generator)), call)
 
     def seeded(self, call: Any) -> Any:
         """``call`` with its own random numbers, drawn in call order."""

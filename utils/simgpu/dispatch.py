@@ -9,12 +9,14 @@ import torch
 from . import copies, infer
 from .geometry import Geometry, dense, geometry
 from .infer import NO_KERNEL, WRITE_ONLY, OpInfo, Plan, replace_tensors
+from .lock import LOCK
 from .ops import Unsupported
 from .tensor import DeviceStorage, SimTensor, new_tensor, set_dispatcher
 from .values import Ref, Task, view
 
 aten = torch.ops.aten
 _infos: dict[int, OpInfo] = {}
+GENERATOR = torch.Generator
 _SCALARS = (int, float, bool)
 GEMM_NAMES = frozenset({"linear", "mm", "addmm", "bmm", "baddbmm", "addmv", "mv", "dot"})
 DATA_DEPENDENT = frozenset({"nonzero", "masked_select", "_unique2", "unique_consecutive", "unique_dim", "bincount", "nonzero_numpy",
@@ -23,6 +25,11 @@ DATA_DEPENDENT = frozenset({"nonzero", "masked_select", "_unique2", "unique_cons
 
 def dispatch(func: Any, args: tuple, kwargs: dict | None) -> Any:
     """Entry point of every operator that has a device tensor among its arguments."""
+    with LOCK:
+        return _dispatch(func, args, kwargs)
+
+
+def _dispatch(func: Any, args: tuple, kwargs: dict | None) -> Any:
     info = _infos.get(id(func))
     if info is None:
         info = _infos[id(func)] = OpInfo(func)      # keeps func, so that its id stays its own
@@ -94,11 +101,14 @@ def scan(values: Any, tensors: list[SimTensor], key: list[Any], pointwise: bool)
             key.append(len(value))
             scan(value, tensors, key, pointwise)
         elif isinstance(value, torch.Tensor):
+            if value.device.type == "meta":
+                raise Unsupported(f"an operator made of {key[0].name} and others is not modelled by the simulated device: it makes "
+                                  "tensors on its own; write it with simpler operators, or run this part on the CPU")
             if value.dim() or value.device.type != "cpu":
                 raise RuntimeError("Expected all tensors to be on the same device, but found at least two devices, "
                                    f"cuda:0 and {value.device}!")
             key.append(("cpu", value.dtype))
-        elif kind is torch.Generator:
+        elif kind is GENERATOR:
             key.append(kind)
         else:
             key.append(value)
@@ -107,9 +117,9 @@ def scan(values: Any, tensors: list[SimTensor], key: list[Any], pointwise: bool)
 def make_plan(device: Any, info: OpInfo, token: tuple, tensors: list[SimTensor], args: Any, kwargs: dict[str, Any]) -> Plan:
     try:
         found = infer.plan(info, device.profile, tensors, args, kwargs)
-    except NotImplementedError as error:
-        raise Unsupported(f"{info.name} is not modelled by the simulated device: {str(error).splitlines()[0]} "
-                          "Use other operators, or run this part on the CPU.") from None
+    except (NotImplementedError, torch.AcceleratorError) as error:
+        raise Unsupported(f"{info.name} is not modelled by the simulated device, because PyTorch cannot tell the shape of its "
+                          "result; use other operators, or run this part on the CPU") from error
     if len(device.plans) >= infer.MAX_PLANS:
         device.plans.clear()
     device.plans[token] = found

@@ -8,6 +8,7 @@ import torch
 
 from . import copies, sessions
 from .geometry import geometry
+from .lock import locked
 from .ops import Unsupported
 from .streams import Stream
 from .tensor import SimTensor, new_tensor
@@ -234,11 +235,20 @@ def _as(like: SimTensor, twin: SimTensor) -> SimTensor:
 
 def _set_data(self: SimTensor, value: torch.Tensor) -> None:
     if not isinstance(value, SimTensor):
-        raise Unsupported("tensor.data = a CPU tensor, for a tensor on the simulated device; replace the tensor itself "
-                          "(module.weight = torch.nn.Parameter(…)), or assign an empty tensor of the device to free memory")
+        swap_data(self, value)
+        return
     with torch._C.DisableTorchFunction():
         torch.Tensor.data.__set__(self, value)
     self.geometry, self.memory, self.start, self._place = value.geometry, value.memory, value.start, None
+
+
+def swap_data(tensor: torch.Tensor, value: torch.Tensor) -> None:
+    """``tensor.data = value`` across devices: the Python object stays, what it is changes."""
+    with torch._C.DisableTorchFunction(), torch.no_grad():
+        twin = value.detach()
+        if isinstance(tensor, torch.nn.Parameter):
+            twin = torch.nn.Parameter(twin, requires_grad=tensor.requires_grad)
+        torch.utils.swap_tensors(tensor, twin)
 
 
 def _refuse(name: str, advice: str) -> Any:
@@ -259,5 +269,5 @@ for _name, _method in {
     "register_hook": _refuse("Tensor.register_hook", "gradients are not computed"),
     "storage": lambda self: self.untyped_storage(),
 }.items():
-    setattr(SimTensor, _name, _method)
+    setattr(SimTensor, _name, locked(_method))
 SimTensor.data = property(lambda self: self.detach(), _set_data)

@@ -12,8 +12,8 @@ from torch.overrides import TorchFunctionMode
 from . import copies, sessions
 from .dispatch import dispatch, set_mode
 from .geometry import of
-from .methods import parse_to
-from .ops import Unsupported
+from .lock import LOCK
+from .methods import parse_to, swap_data
 from .tensor import SimTensor
 
 aten = torch.ops.aten
@@ -36,7 +36,8 @@ class DeviceMode(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         handler = HANDLERS.get(func)
         if handler is not None:
-            return handler(func, args, kwargs or {})
+            with LOCK:
+                return handler(func, args, kwargs or {})
         device = sessions.active()
         if device is not None and device.host.spaces:
             return _host_call(device, func, args, kwargs or {})
@@ -157,12 +158,7 @@ def _call_later(device: Any, func: Any, args: tuple, kwargs: dict, generator: to
         return func(*args, device="cpu", **kwargs)
     if "rand" not in func.__name__ and func.__name__ != "normal":
         return call
-    if generator is not None:
-        with torch._C.DisableTorchFunction():
-            seed = int(torch.randint(1 << 62, (), generator=generator))
-        device.draws += 1
-        return device.seeded_with(seed, call)
-    return device.seeded(call)
+    return device.drawn_from(generator, call)
 
 
 def _pinned_factory(device: Any, func: Any, args: tuple, kwargs: dict) -> torch.Tensor:
@@ -236,11 +232,10 @@ def _whole(overload: Any) -> Any:
     return handle
 
 
-def _set_data(func: Any, args: tuple, kwargs: dict) -> Any:
+def _set_data(func: Any, args: tuple, kwargs: dict) -> None:
     tensor, value = args
     if isinstance(value, SimTensor) and not isinstance(tensor, SimTensor):
-        raise Unsupported("cpu_tensor.data = a device tensor; replace the tensor itself "
-                          "(module.weight = torch.nn.Parameter(…)) or use module.to(device)")
+        return swap_data(tensor, value)
     return func(*args)
 
 
@@ -260,7 +255,8 @@ def _direct(name: str) -> Any:
     @functools.wraps(original)
     def make(*args: Any, **kwargs: Any) -> Any:
         if kwargs.get("device") is not None and sessions.active() is not None and _wants_cuda(kwargs):
-            return HANDLERS[original](original, args, kwargs)
+            with LOCK:
+                return HANDLERS[original](original, args, kwargs)
         return original(*args, **kwargs)
     return make
 

@@ -15,6 +15,7 @@ import torch.cuda
 import torch.utils._device as default_device
 
 from . import cudagraph, sessions, streams
+from .lock import locked
 from .mode import FACTORIES, DeviceMode
 from .ops import Unsupported
 from .tensor import CUDA
@@ -65,7 +66,7 @@ def _replacements() -> list[tuple[Any, dict[str, Any]]]:
         (module.nvtx, {"range_push": _range_push, "range_pop": _range_pop, "range": _range, "mark": lambda message: None}),
         (profiler.record_function, {"__enter__": _enter_range, "__exit__": _exit_range}),
         (threading.Thread, {"run": _run_thread}),
-        (torch, FACTORIES),
+        (torch, {**FACTORIES, "Generator": Generator}),
         (torch.amp.autocast_mode.autocast, {"__enter__": _enter_autocast}),
     ]
 
@@ -110,6 +111,7 @@ def get_device_properties(device: Any = None) -> DeviceProperties:
     return DeviceProperties(sessions.require("torch.cuda.get_device_properties").profile)
 
 
+@locked
 def empty_cache() -> None:
     """Gives unused segments back; waits for the device when there is something to give."""
     device = sessions.require("torch.cuda.empty_cache")
@@ -193,6 +195,22 @@ def _set_device(device: Any) -> None:
     sessions.check_index(device)
 
 
+_TorchGenerator = torch.Generator
+
+
+class _GeneratorType(type):
+    def __instancecheck__(cls, thing: Any) -> bool:
+        return isinstance(thing, _TorchGenerator)
+
+
+class Generator(metaclass=_GeneratorType):
+    """torch.Generator; one for "cuda" is a CPU generator that seeds the device's kernels at their call."""
+
+    def __new__(cls, device: Any = "cpu") -> Any:
+        device = torch.device(device)
+        return _TorchGenerator("cpu" if device.type == "cuda" else device)
+
+
 # ranges
 
 def _push_range(name: str) -> None:
@@ -261,7 +279,7 @@ _CUDA: dict[str, Any] = {
     "set_stream": streams.set_stream, "synchronize": streams.synchronize,
     "is_available": lambda: True, "is_initialized": lambda: True, "init": lambda: None, "_lazy_init": lambda: None,
     "device_count": lambda: 1, "current_device": lambda: 0, "set_device": _set_device, "device": _Device,
-    "get_device_name": _name, "get_device_properties": get_device_properties,
+    "device_of": lambda tensor: _Device(None), "get_device_name": _name, "get_device_properties": get_device_properties,
     "get_device_capability": lambda device=None: sessions.require("torch.cuda").profile.capability,
     "is_bf16_supported": lambda including_emulation=True: including_emulation or sessions.require("torch.cuda").profile.capability >= (8, 0),
     "empty_cache": empty_cache, "memory_allocated": _stat("allocated"), "max_memory_allocated": _stat("allocated_peak"),

@@ -7,6 +7,7 @@ from typing import Any
 
 from . import sessions
 from .device import SimDevice
+from .lock import lock_methods, locked
 from .ops import DONE, Op, Queue, Unsupported
 from .tensor import CUDA
 
@@ -171,6 +172,10 @@ class Event:
         return f"<torch.cuda.Event {'recorded' if self.marker is not None else 'not recorded'} (simulated)>"
 
 
+lock_methods(Stream, "query", "synchronize")
+lock_methods(Event, "record", "wait", "query", "synchronize", "elapsed_time")
+
+
 class ExternalStream:
     def __init__(self, *args: Any, **kwargs: Any):
         raise Unsupported("torch.cuda.ExternalStream is not modelled by the simulated device")
@@ -212,6 +217,7 @@ def set_stream(stream: Stream) -> None:
         device.current[get_ident()] = _checked(stream).queue
 
 
+@locked
 def synchronize(device: Any = None) -> None:
     """The host waits for the whole device."""
     sessions.check_index(device)

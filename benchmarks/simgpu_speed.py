@@ -3,8 +3,9 @@
     python benchmarks/simgpu_speed.py            all figures, as a table
     python benchmarks/simgpu_speed.py --json     the same as JSON
 
-Needs no GPU. Targets: 20,000 queued operations per second on a decoder block (numerics="shapes"), 1,000,000 operations with
-keep="none" in bounded memory, 50 ms of import beside torch, 20 ms to re-time a recorded 24-layer double buffer.
+Needs no GPU. Targets: 20,000 queued operations per second on a decoder block (numerics="shapes"), 1,000,000
+operations with keep="none" in bounded memory, 50 ms of import beside torch, 20 ms to re-time a recorded 24-layer
+double buffer.
 """
 
 from __future__ import annotations
@@ -28,7 +29,10 @@ from torch import nn  # noqa: E402
 
 from utils import simgpu  # noqa: E402
 
-IMPORT = "import sys, time; sys.path.insert(0, {root!r}); import torch; t = time.perf_counter(); {what}; print(time.perf_counter() - t)"
+IMPORT = (
+    "import sys, time; sys.path.insert(0, {root!r}); import torch; t = time.perf_counter(); {what}; "
+    "print(time.perf_counter() - t)"
+)
 
 
 class DecoderBlock(nn.Module):
@@ -50,8 +54,8 @@ class DecoderBlock(nn.Module):
         q = self.q(y).view(rows, steps, self.heads, self.head).transpose(1, 2)
         k, v = (f(y).view(rows, steps, self.kv_heads, self.head).transpose(1, 2) for f in (self.k, self.v))
         q, k = (rotate(t, cos, sin) for t in (q, k))
-        k_cache[:, :, position:position + steps] = k
-        v_cache[:, :, position:position + steps] = v
+        k_cache[:, :, position : position + steps] = k
+        v_cache[:, :, position : position + steps] = v
         end = position + steps
         y = F.scaled_dot_product_attention(q, k_cache[:, :, :end], v_cache[:, :, :end], enable_gqa=True)
         x = x + self.o(y.transpose(1, 2).reshape(rows, steps, width))
@@ -119,7 +123,10 @@ def double_buffer(layers: int) -> None:
 def import_ms(what: str, repeats: int = 5) -> float:
     """Median time of an import in a process that has imported torch."""
     code = IMPORT.format(root=str(ROOT), what=what)
-    runs = [float(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout) for _ in range(repeats)]
+    runs = [
+        float(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout)
+        for _ in range(repeats)
+    ]
     return statistics.median(runs) * 1e3
 
 
@@ -128,19 +135,25 @@ def main() -> None:
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--operations", type=int, default=1_000_000, help="length of the long run (default 1,000,000)")
     options = parser.parse_args()
-    decode(2_000)                                           # caches filled, as in any run but the first
+    decode(2_000)  # caches filled, as in any run but the first
     seconds, count = decode(20_000)
     after_short = peak_mib()
     long_seconds, long_count = decode(options.operations)
     figures = {
-        "operations_per_s": round(count / seconds), "long_operations": long_count,
-        "long_operations_per_s": round(long_count / long_seconds), "peak_mib_after_20000": round(after_short),
+        "operations_per_s": round(count / seconds),
+        "long_operations": long_count,
+        "long_operations_per_s": round(long_count / long_seconds),
+        "peak_mib_after_20000": round(after_short),
         "peak_mib_after_long": round(peak_mib()),
         "import_ms": round(import_ms("import utils.simgpu"), 1),
         "import_and_first_session_ms": round(import_ms("import utils.simgpu as s; s.install(); s.uninstall()"), 1),
-        "retime_24_layers_ms": round(retime_ms(), 1), "torch": torch.__version__, "python": platform.python_version(),
+        "retime_24_layers_ms": round(retime_ms(), 1),
+        "torch": torch.__version__,
+        "python": platform.python_version(),
     }
-    print(json.dumps(figures) if options.json else "\n".join(f"{name:30} {value:>14}" for name, value in figures.items()))
+    print(
+        json.dumps(figures) if options.json else "\n".join(f"{name:30} {value:>14}" for name, value in figures.items())
+    )
 
 
 if __name__ == "__main__":

@@ -43,6 +43,7 @@ def test_a_replay_is_one_launch(gpu):
     def body():
         for _ in range(50):
             x.add_(1)
+
     graph = captured(body)
     before = simgpu.clock()
     graph.replay()
@@ -65,8 +66,9 @@ def test_fork_and_join(gpu, join):
         if join:
             main.wait_stream(side)
         x.mul_(2) if join else None
+
     if not join:
-        with pytest.raises(RuntimeError, match="unjoined work.*stream"):
+        with pytest.raises(RuntimeError, match=r"unjoined work.*stream"):
             captured(body)
         return
     graph = captured(body)
@@ -85,6 +87,7 @@ def test_branches_that_race_are_flagged_at_capture(gpu):
             x.add_(1)
         x.mul_(2)
         main.wait_stream(side)
+
     captured(body)
     assert [(h.first.name, h.second.name) for h in gpu.hazards] == [("graph 0, node add_", "graph 0, node mul_")]
 
@@ -108,11 +111,20 @@ def test_what_stands_outside_must_be_ordered_with_the_replay(gpu, wait):
         assert "graph 0, replay 0, node mul" in str(hazard)
 
 
-@pytest.mark.parametrize("call", [
-    lambda x: x.cpu(), lambda x: x.item(), lambda x: torch.cuda.synchronize(), lambda x: torch.cuda.current_stream().synchronize(),
-    lambda x: torch.cuda.current_stream().query(), lambda x: x.copy_(torch.ones(1)), lambda x: x.__setitem__(0, 5),
-    lambda x: x.nonzero(), lambda x: torch.ones(1).cuda(),
-])
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda x: x.cpu(),
+        lambda x: x.item(),
+        lambda x: torch.cuda.synchronize(),
+        lambda x: torch.cuda.current_stream().synchronize(),
+        lambda x: torch.cuda.current_stream().query(),
+        lambda x: x.copy_(torch.ones(1)),
+        lambda x: x.__setitem__(0, 5),
+        lambda x: x.nonzero(),
+        lambda x: torch.ones(1).cuda(),
+    ],
+)
 def test_synchronising_during_capture_raises(gpu, call):
     x = torch.zeros(1, device="cuda")
     graph = torch.cuda.CUDAGraph()
@@ -127,6 +139,7 @@ def test_a_swallowed_error_invalidates_the_capture(gpu):
     def body():
         with pytest.raises(RuntimeError):
             torch.cuda.synchronize()
+
     with pytest.raises(RuntimeError, match="invalidated"):
         captured(body)
 
@@ -160,7 +173,8 @@ def test_memory_of_shared_and_unshared_pools(gpu):
     def body():
         y = x + 1
         del y
-    keeps_seeds = captured(lambda: None)                # the first graph also makes small tensors for random seeds
+
+    keeps_seeds = captured(lambda: None)  # the first graph also makes small tensors for random seeds
     before = torch.cuda.memory_reserved()
     first = captured(body)
     one = torch.cuda.memory_reserved() - before
@@ -182,7 +196,9 @@ def test_graphs_that_share_a_pool_must_be_ordered(gpu, ordered):
         def run():
             y = xs[i] * 10
             outs[i].copy_(y)
+
         return run
+
     first = captured(body(0))
     second = captured(body(1), pool=first.pool())
     side = torch.cuda.Stream()
@@ -204,6 +220,7 @@ def test_pool_outputs_die_at_the_next_replay(gpu):
 
     def body():
         kept["y"] = x + 1
+
     graph = captured(body)
     graph.replay()
     first = kept["y"].clone()
@@ -218,6 +235,7 @@ def test_output_inside_a_pool_read_while_the_graph_is_replayed(gpu, wait):
 
     def body():
         kept["y"] = x + 1
+
     graph = captured(body)
     graph.replay()
     home = torch.empty(D, pin_memory=True)
@@ -245,10 +263,12 @@ def test_pinned_source_of_a_captured_copy(gpu, keep):
         source.fill_(2)
         graph.replay()
         assert x.tolist() == [2] * D
-        source.fill_(3)                                  # item() above synchronised
+        source.fill_(3)  # item() above synchronised
         assert gpu.hazards == []
     else:
-        assert [h.second.name for h in gpu.hazards] == ["graph 0, replay 0, node copy_"] and "keep the pinned tensor" in str(gpu.hazards[0])
+        assert [h.second.name for h in gpu.hazards] == [
+            "graph 0, replay 0, node copy_"
+        ] and "keep the pinned tensor" in str(gpu.hazards[0])
         assert x.isnan().all().item()
 
 

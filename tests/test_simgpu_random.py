@@ -1,7 +1,8 @@
-"""Random stream programs: races as PyTorch's own sanitizer finds them, schedules as utils.dag makes them, values in order."""
+"""Random stream programs: races as PyTorch's sanitizer finds them, schedules as utils.dag makes them, values."""
 
 from __future__ import annotations
 
+import itertools
 import random
 from dataclasses import replace
 from types import SimpleNamespace
@@ -22,17 +23,21 @@ ENGINES = ("h2d", "d2h", "compute")
 
 
 def random_steps(rng: random.Random, streams: int, buffers: int, length: int, care: float = 0.0) -> list[tuple]:
-    """Launches, records, waits and host synchronisation, as tuples; with chance ``care`` a launch waits for every stream."""
+    """Launches, records, waits and host synchronisation, as tuples; with chance ``care`` a launch waits for all."""
     steps, events = [], 100
     for _ in range(length):
         what = rng.random()
         if what < 0.5:
             stream = rng.randrange(streams)
             if rng.random() < care:
-                steps += [step for other in range(streams) for step in (("record", other, other), ("wait", stream, other))]
+                steps += [
+                    step for other in range(streams) for step in (("record", other, other), ("wait", stream, other))
+                ]
             touched = rng.sample(range(buffers), rng.randint(1, min(3, buffers)))
             writes = rng.randint(0, len(touched))
-            steps.append(("launch", stream, touched[writes:], touched[:writes], rng.randint(1, 30), rng.choice(ENGINES)))
+            steps.append(
+                ("launch", stream, touched[writes:], touched[:writes], rng.randint(1, 30), rng.choice(ENGINES))
+            )
         elif what < 0.7 or events == 100:
             steps.append(("record", rng.randrange(streams), rng.randint(100, events)))
             events = max(events, steps[-1][2] + 1)
@@ -56,8 +61,15 @@ def play(machine: Machine, steps: list[tuple], streams: int, buffers: int, *, st
         if what == "launch":
             stream, reads, writes, us, engine = rest
             kind = "kernel" if engine == "compute" else engine
-            machine.launch(queues[stream], "op", kind, engine, us * 1000, reads=[(spaces[b], KEY) for b in reads],
-                           writes=[(spaces[b], KEY) for b in writes])
+            machine.launch(
+                queues[stream],
+                "op",
+                kind,
+                engine,
+                us * 1000,
+                reads=[(spaces[b], KEY) for b in reads],
+                writes=[(spaces[b], KEY) for b in writes],
+            )
             if stop_at_hazard and machine.hazards:
                 return
         elif what == "record":
@@ -104,7 +116,9 @@ def first_errors(steps: list[tuple], streams: int) -> tuple[int, set[tuple[int, 
 @pytest.fixture
 def quick_sanitizer(monkeypatch):
     """Without the stack trace that it takes at every launch."""
-    no_stack = SimpleNamespace(StackSummary=SimpleNamespace(extract=lambda *args, **kwargs: []), walk_stack=lambda frame: [])
+    no_stack = SimpleNamespace(
+        StackSummary=SimpleNamespace(extract=lambda *args, **kwargs: []), walk_stack=lambda frame: []
+    )
     monkeypatch.setattr(sanitizer, "traceback", no_stack)
 
 
@@ -131,7 +145,16 @@ def test_first_hazard_is_the_sanitizers(quick_sanitizer, streams):
 
 def test_hazard_names_the_buffer_and_the_kind(quick_sanitizer):
     machine = Machine(PLAIN, numerics="shapes")
-    play(machine, [("launch", 0, [], [0], 1, "compute"), ("launch", 1, [0], [], 1, "compute"), ("launch", 0, [], [0], 1, "compute")], 2, 1)
+    play(
+        machine,
+        [
+            ("launch", 0, [], [0], 1, "compute"),
+            ("launch", 1, [0], [], 1, "compute"),
+            ("launch", 0, [], [0], 1, "compute"),
+        ],
+        2,
+        1,
+    )
     assert [h.kind for h in machine.hazards] == ["RAW", "WAR"]
 
 
@@ -155,7 +178,7 @@ def test_schedule_respects_streams_engines_and_events(seed):
         for op in sorted(machine.ops, key=lambda op: op.start):
             groups.setdefault(getattr(op, key), []).append(op)
         for ops in groups.values():
-            assert all(a.end <= b.start for a, b in zip(ops, ops[1:], strict=False))
+            assert all(a.end <= b.start for a, b in itertools.pairwise(ops))
             if key == "actor":
                 assert [op.index for op in ops] == sorted(op.index for op in ops)
     # no engine idles while something could run there
@@ -179,7 +202,7 @@ def test_schedule_equals_the_one_of_its_own_graph(seed):
 
 
 def value_program(rng: random.Random, device: str, streams: list, care: float) -> list[torch.Tensor]:
-    """Arithmetic between four buffers on several streams; with probability ``care`` an operation waits for all streams."""
+    """Arithmetic between four buffers on several streams; with chance ``care`` an operation waits for all of them."""
     pinned = [torch.full((8,), float(i + 1), pin_memory=device == "cuda") for i in range(3)]
     buffers = [torch.zeros(8, device=device) for _ in range(4)]
     for step in range(25):

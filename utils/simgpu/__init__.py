@@ -17,8 +17,25 @@ from .record import retime
 from .sessions import active, clock, host_work, install, session, uninstall
 
 __all__ = [
-    "A100", "H200", "RTX_4090", "RTX_5060_LAPTOP", "T4", "Access", "Hazard", "HazardError", "Note", "Profile", "Unsupported",
-    "active", "clock", "host_work", "install", "name", "retime", "session", "uninstall",
+    "A100",
+    "H200",
+    "RTX_4090",
+    "RTX_5060_LAPTOP",
+    "T4",
+    "Access",
+    "Hazard",
+    "HazardError",
+    "Note",
+    "Profile",
+    "Unsupported",
+    "active",
+    "clock",
+    "host_work",
+    "install",
+    "name",
+    "retime",
+    "session",
+    "uninstall",
 ]
 
 

@@ -1,8 +1,8 @@
 """CUDA graphs in the core: what a capture collects, and how a replay queues it.
 
-While a capture lasts nothing executes. Operations become nodes; a stream joins the capture by waiting for an event recorded
-in it. Races between branches are found at capture, with clocks of their own; for everything outside, a replay is one
-operation on its stream.
+While a capture lasts nothing executes. Operations become nodes; a stream joins the capture by waiting for an event
+recorded in it. Races between branches are found at capture, with clocks of their own; for everything outside, a
+replay is one operation on its stream.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class CapturedMarker:
 
 @dataclass
 class _Lane:
-    deps: tuple[int, ...] = ()                  # nodes that the next operation waits for
+    deps: tuple[int, ...] = ()  # nodes that the next operation waits for
     clock: Clock = field(default_factory=dict)
     seq: int = 0
 
@@ -88,8 +88,10 @@ class Capture:
             lane.clock = join(lane.clock, marker.clock)
             return True
         if queue in self.lanes and marker is not None:
-            self.broken = ("CUDA error: dependency created on uncaptured work in another stream: a captured stream waited for an "
-                           "event recorded outside the capture")
+            self.broken = (
+                "CUDA error: dependency created on uncaptured work in another stream: a captured stream waited for an "
+                "event recorded outside the capture"
+            )
             raise RuntimeError(self.broken)
         return False
 
@@ -100,8 +102,10 @@ class Capture:
         known = join(self.lanes[self.origin].clock, {self.origin.actor: self.lanes[self.origin].seq})
         for queue, lane in self.lanes.items():
             if lane.seq > known.get(queue.actor, 0):
-                raise RuntimeError(f"CUDA error: capturing stream has unjoined work: let {self.origin.name} wait for {queue.name} "
-                                   "before the capture ends")
+                raise RuntimeError(
+                    f"CUDA error: capturing stream has unjoined work: let {self.origin.name} wait for {queue.name} "
+                    "before the capture ends"
+                )
         return self.nodes
 
 
@@ -112,7 +116,9 @@ def replay(machine: Machine, queue: Queue, nodes: list[Node], label: str) -> Non
     start = machine.host_ns
     machine.host_ns = start + machine.profile.launch_ns
     if machine.keep == "all":
-        machine.host_spans.append(HostSpan(label, "launch", start, machine.host_ns, (), machine.host_ns - start, machine.count))
+        machine.host_spans.append(
+            HostSpan(label, "launch", start, machine.host_ns, (), machine.host_ns - start, machine.count)
+        )
     machine._take_host_clock(queue)
     first = [op for op in (queue.tail, *queue.waits) if op is not None]
     queue.waits = []

@@ -1,10 +1,10 @@
 """Copies between host and device: which are asynchronous, what the host waits for, and what they move.
 
-A copy is asynchronous when it was asked to be (non_blocking) and the host side is pinned and contiguous. Where dtypes
-differ or the device side is strided, a kernel converts on the device through a temporary there, still asynchronously
-(measured on an H200 with torch 2.11; the first such call also loads the kernel, which takes tens of ms). A strided host side
-is gathered by the host first and then counts as pageable. Every other copy holds the host, except small pageable
-host-to-device ones, which return once staged.
+A copy is asynchronous when it was asked to be (non_blocking) and the host side is pinned and contiguous. Where
+dtypes differ or the device side is strided, a kernel converts on the device through a temporary there, still
+asynchronously (measured on an H200 with torch 2.11; the first such call also loads the kernel, which takes tens of
+ms). A strided host side is gathered by the host first and then counts as pageable. Every other copy holds the host,
+except small pageable host-to-device ones, which return once staged.
 """
 
 from __future__ import annotations
@@ -15,10 +15,11 @@ import torch
 
 from .costs import copy_ns, estimate, host_ns
 from .geometry import Geometry, dense, geometry, of
-from .ops import Op
-from .space import Key, Space
+from .space import Space
+from .task import Task
 from .tensor import SimTensor
-from .values import CLEAN, TORN, Ref, Task, plain_torch, poison, set_taint, taint_view, view
+from .transfers import PinnedUpload, copy_values, digest, download, upload
+from .values import Ref, plain_torch
 
 
 def copy_into(dst: torch.Tensor, src: torch.Tensor, non_blocking: bool) -> torch.Tensor:
@@ -27,7 +28,9 @@ def copy_into(dst: torch.Tensor, src: torch.Tensor, non_blocking: bool) -> torch
         with plain_torch():
             torch.broadcast_shapes(dst.shape, src.shape)
         if torch.broadcast_shapes(dst.shape, src.shape) != dst.shape:
-            raise RuntimeError(f"The size of tensor a {tuple(dst.shape)} must match the size of tensor b {tuple(src.shape)}")
+            raise RuntimeError(
+                f"The size of tensor a {tuple(dst.shape)} must match the size of tensor b {tuple(src.shape)}"
+            )
         src = src.expand(dst.shape)
     if not dst.numel():
         return dst
@@ -56,22 +59,30 @@ def _ref(tensor: SimTensor) -> Ref:
 
 # device to device: a kernel
 
+
 def _device_to_device(device: Any, dst: SimTensor, src: SimTensor) -> None:
     same = dst.geometry.dtype is src.geometry.dtype and dst.geometry.contiguous and src.geometry.contiguous
     cost = estimate(device.profile, "copy_", [src.geometry], [dst.geometry])
     body = None
     if device.values:
-        call = _copy_values
+        call = copy_values
         body = Task("copy_", call, (_ref(dst), _ref(src)), {}, [_ref(src)], [], [_ref(dst)], device.report)
-    device.machine.launch(device.queue, "copy_", "d2d" if same else "kernel", "compute", cost.work, share=cost.share,
-                          nbytes=dst.geometry.nbytes if same else 0, reads=[src.place], writes=[dst.place], run=body)
-
-
-def _copy_values(dst: torch.Tensor, src: torch.Tensor) -> torch.Tensor:
-    return dst.copy_(src)
+    device.machine.launch(
+        device.queue,
+        "copy_",
+        "d2d" if same else "kernel",
+        "compute",
+        cost.work,
+        share=cost.share,
+        nbytes=dst.geometry.nbytes if same else 0,
+        reads=[src.place],
+        writes=[dst.place],
+        run=body,
+    )
 
 
 # host to device
+
 
 def _host_to_device(device: Any, dst: SimTensor, src: torch.Tensor, non_blocking: bool) -> None:
     machine, profile = device.machine, device.profile
@@ -95,16 +106,20 @@ def _host_to_device(device: Any, dst: SimTensor, src: torch.Tensor, non_blocking
     if pinned:
         reads, body = [(home, device.host.key(home, src))], None
         if device.values:
-            body = _PinnedUpload(device, _ref(dst), src, home, captured=device.graphs is not None and device.graphs.has(device.queue))
+            body = PinnedUpload(
+                device, _ref(dst), src, home, captured=device.graphs is not None and device.graphs.has(device.queue)
+            )
     else:
         reads, body = [], None
         if device.values:
             with plain_torch():
                 snapshot = src.to(g.dtype, copy=True)
-            body = _upload(_ref(dst), snapshot)
+            body = upload(_ref(dst), snapshot)
     name = "copy_" if pinned else "copy_ (pageable)"
     work = copy_ns(profile, "h2d", g.nbytes, pinned=pinned)
-    op = machine.launch(device.queue, name, "h2d", "h2d", work, nbytes=g.nbytes, reads=reads, writes=[dst.place], run=body)
+    op = machine.launch(
+        device.queue, name, "h2d", "h2d", work, nbytes=g.nbytes, reads=reads, writes=[dst.place], run=body
+    )
     if not held:
         return
     if not non_blocking:
@@ -115,103 +130,23 @@ def _host_to_device(device: Any, dst: SimTensor, src: torch.Tensor, non_blocking
         device.hold(op, f"{name} holds the host")
 
 
-class _PinnedUpload:
-    """Read pinned memory when the copy runs; notice bytes that changed since the call.
-
-    A pending copy keeps its source alive, as CUDA's caching host allocator does; a captured one does not.
-    """
-
-    def __init__(self, device: Any, dst: Ref, src: torch.Tensor, home: Space, *, captured: bool = False):
-        self.device, self.dst, self.home = device, dst, home
-        self.src = None if captured else src
-        self.digest = None if captured else digest(src)
-        self.like = _outline(src) if captured else None
-        if not captured:
-            home.uploads.append(self)
-
-    def refresh(self) -> None:
-        """A copy to the host changed the source, as it was told to."""
-        self.digest = digest(self.src)
-
-    def again(self, op: Op) -> Any:
-        """For one replay: the source as it is at the replay's launch."""
-        src = self.device.host.rebuild(self.home, self.like)
-        if src is None:
-            self.device.machine.watch.freed_source(op, self.home)
-            return _spoiled(self.dst)
-        return _PinnedUpload(self.device, self.dst, src, self.home)
-
-    def __call__(self, op: Op) -> None:
-        self.home.uploads.remove(self)
-        with plain_torch():
-            if digest(self.src) != self.digest:
-                self.device.machine.watch.outside_write(op, self.home, self.device.host.key(self.home, self.src))
-            target = view(self.dst)
-            target.copy_(self.src)
-            mask = self.device.host.taint_of(self.home, self.src)
-            if mask is None:
-                set_taint(self.dst, CLEAN)
-            else:
-                set_taint(self.dst, mask)
-            _tear(op, self.dst, self.home, self.device.host.key(self.home, self.src))
-
-
-def _tear(op: Op, dst: Ref, home: Space, source: Key) -> None:
-    """A source that changed while it was read spoils the whole copy; a destination with two writers, what both wrote."""
-    if not op.bad:
-        return
-    if any(space is home for space, _ in op.bad):
-        poison(view(dst))
-        set_taint(dst, TORN)
-    Task("copy_", _copy_values, (), {}, [], [], [dst], lambda op, ref: None)._tear_writes(op)
-
-
-def _outline(tensor: torch.Tensor) -> torch.Tensor:
-    """A meta tensor with a tensor's geometry and offset."""
-    with plain_torch():
-        size = tensor.storage_offset() + of(tensor).span // tensor.element_size()
-        return torch.empty(size, dtype=tensor.dtype, device="meta").as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
-
-
-def _spoiled(dst: Ref) -> Any:
-    def run(op: Op) -> None:
-        with plain_torch():
-            poison(view(dst))
-            set_taint(dst, TORN)
-    return run
-
-
-def _upload(dst: Ref, source: torch.Tensor) -> Any:
-    def run(op: Op) -> None:
-        with plain_torch():
-            view(dst).copy_(source)
-            set_taint(dst, CLEAN)
-            Task("copy_", _copy_values, (), {}, [], [], [dst], lambda op, ref: None)._tear_writes(op)
-    return run
-
-
 def _note_held(device: Any, tensor: torch.Tensor, home: Space | None, matching: bool) -> None:
     why = "its host side is not pinned" if home is None else "dtypes differ" if not matching else ""
     if home is not None and matching is False and tensor.is_contiguous() is False:
         why = "a side is not contiguous"
-    device.machine.note("copy not asynchronous", f"copy_ with non_blocking=True of {_size(tensor)} was not asynchronous: {why}")
+    device.machine.note(
+        "copy not asynchronous", f"copy_ with non_blocking=True of {_size(tensor)} was not asynchronous: {why}"
+    )
 
 
 def _size(tensor: torch.Tensor) -> str:
     from .memory import format_bytes
+
     return format_bytes(tensor.numel() * tensor.element_size())
 
 
-def digest(tensor: torch.Tensor) -> int:
-    """A checksum of a CPU tensor's bytes."""
-    import zlib
-
-    with plain_torch():
-        flat = tensor.contiguous().reshape(-1).view(torch.uint8) if tensor.numel() else tensor.reshape(-1)
-        return zlib.crc32(memoryview(flat.numpy()))
-
-
 # device to host
+
 
 def _device_to_host(device: Any, dst: torch.Tensor, src: SimTensor, non_blocking: bool) -> None:
     machine, profile = device.machine, device.profile
@@ -226,7 +161,7 @@ def _device_to_host(device: Any, dst: torch.Tensor, src: SimTensor, non_blocking
     direct = home is not None and matching
     if not (direct and non_blocking):
         device.refuse_in_capture("a copy that is not asynchronous (non_blocking=True, pinned, same dtype, contiguous)")
-    body = _download(device, dst, _ref(src), home) if device.values else None
+    body = download(device, dst, _ref(src), home) if device.values else None
     writes = [(home, device.host.key(home, dst))] if home is not None else []
     name = "copy_" if home is not None else "copy_ (pageable)"
     work = copy_ns(profile, "d2h", g.nbytes, pinned=home is not None)
@@ -238,25 +173,6 @@ def _device_to_host(device: Any, dst: torch.Tensor, src: SimTensor, non_blocking
     device.sync_current(f"blocking {name}" if not non_blocking else f"{name} holds the host")
     if not matching:
         machine.spend(host_ns(profile, dst.numel() * dst.element_size()), "convert after copy_")
-
-
-def _download(device: Any, dst: torch.Tensor, src: Ref, home: Space | None) -> Any:
-    def run(op: Op) -> None:
-        with plain_torch():
-            dst.copy_(view(src))
-            mask = taint_view(src)
-            bad = bool(op.bad)
-            if bad or mask.any():
-                poison(dst, None if bad else mask)
-                if home is not None:
-                    device.host.taint(home, dst, None if bad else mask)
-                if not bad and (mask == 1).any():
-                    device.report(op, src)
-            elif home is not None:
-                device.host.clean(home, dst)
-            for upload in home.uploads if home is not None else ():
-                upload.refresh()
-    return run
 
 
 def to_host(tensor: torch.Tensor) -> torch.Tensor:
@@ -273,9 +189,16 @@ def to_host(tensor: torch.Tensor) -> torch.Tensor:
 
 # Tensor.to and its relatives
 
+
 def converted(
-    tensor: torch.Tensor, device: Any, dtype: torch.dtype | None, non_blocking: bool, memory_format: Any = None, *,
-    copy: bool = False, pin: bool = False,
+    tensor: torch.Tensor,
+    device: Any,
+    dtype: torch.dtype | None,
+    non_blocking: bool,
+    memory_format: Any = None,
+    *,
+    copy: bool = False,
+    pin: bool = False,
 ) -> torch.Tensor:
     """``tensor.to(...)`` where the source or the target is the simulated device."""
     on_device = isinstance(tensor, SimTensor)
@@ -290,7 +213,9 @@ def converted(
     if on_device and not to_device:
         owner = tensor.memory.device
         owner.check_reading(tensor)
-        target = owner.host.empty(shape, tensor.dtype) if non_blocking and owner.open else _cpu_empty(shape, tensor.dtype)
+        target = (
+            owner.host.empty(shape, tensor.dtype) if non_blocking and owner.open else _cpu_empty(shape, tensor.dtype)
+        )
         copy_into(target, tensor, non_blocking)
         return target if dtype is tensor.dtype else target.to(dtype)
     from .sessions import require

@@ -12,8 +12,10 @@ from .profiles import NS, Profile
 
 GEMMS = frozenset({"mm", "addmm", "bmm", "baddbmm", "linear", "matmul", "addbmm", "mv", "addmv", "dot"})
 # Operators that read only what they return or change, not all of their (first) input.
-GATHERS = frozenset({"embedding", "index_select", "gather", "index", "index_put_", "index_copy_", "scatter_", "index_put",
-                     "index_copy", "scatter", "scatter_add_", "index_add_", "index_fill_"})
+GATHERS = frozenset({
+    "embedding", "index_select", "gather", "index", "index_put_", "index_copy_", "scatter_", "index_put",
+    "index_copy", "scatter", "scatter_add_", "index_add_", "index_fill_",
+})
 
 
 class Cost(NamedTuple):
@@ -23,7 +25,9 @@ class Cost(NamedTuple):
     share: int
 
 
-def estimate(profile: Profile, name: str, inputs: Sequence[Geometry], outputs: Sequence[Geometry], args: Sequence[Any] = ()) -> Cost:
+def estimate(
+    profile: Profile, name: str, inputs: Sequence[Geometry], outputs: Sequence[Geometry], args: Sequence[Any] = ()
+) -> Cost:
     """Cost of operator ``name``; ``op_ns`` of the profile overrides it."""
     fixed = profile.op_ns.get(name)
     if fixed is not None:
@@ -31,12 +35,15 @@ def estimate(profile: Profile, name: str, inputs: Sequence[Geometry], outputs: S
     flops, dtype = _flops(name, inputs, outputs, args)
     moved = _bytes(name, inputs, outputs)
     peak = profile.peak_flops(str(dtype).removeprefix("torch."))
-    busy = max(flops / (peak * profile.gemm_efficiency), moved / (profile.memory_bytes_per_s * profile.memory_efficiency)) * NS
+    busy = (
+        max(flops / (peak * profile.gemm_efficiency), moved / (profile.memory_bytes_per_s * profile.memory_efficiency))
+        * NS
+    )
     return from_busy(profile, busy)
 
 
 def from_busy(profile: Profile, busy_ns: float) -> Cost:
-    """A kernel that needs the whole device for ``busy_ns``: with its latency, it leaves room for small ones beside it."""
+    """A kernel that needs the whole device for ``busy_ns``: its latency leaves room for small ones beside it."""
     work = profile.kernel_latency_ns + round(busy_ns)
     return Cost(max(1, work), min(1000, max(1, round(1000 * busy_ns / max(work, 1)))))
 
@@ -62,7 +69,9 @@ def _bytes(name: str, inputs: Sequence[Geometry], outputs: Sequence[Geometry]) -
     return written + sum(min(g.nbytes, g.span) for g in inputs)
 
 
-def _flops(name: str, inputs: Sequence[Geometry], outputs: Sequence[Geometry], args: Sequence[Any]) -> tuple[float, torch.dtype]:
+def _flops(
+    name: str, inputs: Sequence[Geometry], outputs: Sequence[Geometry], args: Sequence[Any]
+) -> tuple[float, torch.dtype]:
     if not inputs or not outputs:
         return 0.0, torch.float32
     out = outputs[0]

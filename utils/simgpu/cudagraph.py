@@ -39,18 +39,21 @@ class CUDAGraph:
         """From now on the current stream's work becomes nodes instead of running."""
         device = self._here("capture_begin")
         if device.queue is device.default:
-            raise RuntimeError("CUDA graphs must be captured on a non-default stream. "
-                               "(However, after capture, it's ok to replay them on the default stream.)")
+            raise RuntimeError(
+                "CUDA graphs must be captured on a non-default stream. "
+                "(However, after capture, it's ok to replay them on the default stream.)"
+            )
         if device.graphs is not None:
             raise RuntimeError("CUDA error: a capture is in progress already; end it first")
         if self._nodes is not None:
-            raise RuntimeError("This CUDAGraph instance already owns a captured graph. "
-                               "To capture a new graph, create a new instance.")
+            raise RuntimeError(
+                "This CUDAGraph instance already owns a captured graph. To capture a new graph, create a new instance."
+            )
         pool = pool.pool() if isinstance(pool, CUDAGraph) else pool
         self._pool = pool or graph_pool_handle()
         users = device.machine.memory.pool_users
         users[self._pool] = users.get(self._pool, 0) + 1
-        if not device.graph_seeds:      # where captured random kernels find seed and offset, as long as there are graphs
+        if not device.graph_seeds:  # where captured random kernels find seed and offset, as long as there are graphs
             device.graph_seeds = [device.allocate(8, device.queue) for _ in range(2)]
         self._capture = device.machine.capture = Capture(device.machine, device.queue, self._number, self._pool)
 
@@ -106,7 +109,7 @@ class CUDAGraph:
         return streams._mine(self, f"CUDAGraph ({what})")
 
 
-class graph:  # noqa: N801  (the name of torch's own)
+class graph:
     """``with torch.cuda.graph(g):`` captures the block into ``g``, on a side stream."""
 
     default_capture_stream: Any = None

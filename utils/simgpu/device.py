@@ -9,24 +9,22 @@ from typing import Any
 import torch
 
 from . import record
-from .costs import estimate
-from .geometry import Geometry, dense
+from .geometry import Geometry
 from .hostmem import HostMemory
-from .infer import OpInfo, replace_tensors
+from .kernels import Kernels
 from .lock import LOCK
 from .machine import Machine
 from .memory import Block, OutOfMemory
 from .ops import Hazard, Note, Op, Queue, Unsupported
 from .profiles import Profile
 from .tensor import DeviceStorage, SimTensor, new_tensor
-from .watch import NOBODYS, find_block
-from .values import UNWRITTEN, Ref, Task, poison, plain_torch, set_taint, view
+from .values import UNWRITTEN, Ref, plain_torch, poison, set_taint, view
 
-POOL_STREAMS = 32           # torch.cuda.Stream() hands out the streams of a pool of this size, then starts over
+POOL_STREAMS = 32  # torch.cuda.Stream() hands out the streams of a pool of this size, then starts over
 DEFAULT_SEED = 0
 
 
-class SimDevice:
+class SimDevice(Kernels):
     """One simulated GPU; what ``simgpu.session`` yields."""
 
     def __init__(self, profile: Profile, *, numerics: str = "exact", on_hazard: str = "record", keep: str = "all"):
@@ -46,9 +44,9 @@ class SimDevice:
         self.graph_seeds: list[Block] = []
         self.capture_queue: Queue | None = None  # what torch.cuda.graph captures on when no stream is given
         self.seed, self.draws = DEFAULT_SEED, 0
-        self._reported: set[tuple] = set()      # reads before writes that were noted
+        self._reported: set[tuple] = set()  # reads before writes that were noted
         self.open = True
-        self.active = False                     # whether this is the innermost session
+        self.active = False  # whether this is the innermost session
 
     # what users see
 
@@ -141,6 +139,7 @@ class SimDevice:
 
     def _forget_bytes(self, ref: Ref, queue: Queue) -> None:
         """Count bytes as unwritten: now, or, where pending work still uses them, once the stream gets there."""
+
         def forget(op: Op | None) -> None:
             with plain_torch():
                 poison(view(ref))
@@ -174,7 +173,9 @@ class SimDevice:
         elif isinstance(thing, torch.Tensor) and self.host.space_of(thing) is not None:
             self.host.space_of(thing).live[0].name = label
         else:
-            raise TypeError(f"simgpu.name takes a device tensor, a pinned tensor or a stream, not {type(thing).__name__}")
+            raise TypeError(
+                f"simgpu.name takes a device tensor, a pinned tensor or a stream, not {type(thing).__name__}"
+            )
 
     def check_tensors(self, tensors: Sequence[SimTensor], reading: bool = False) -> None:
         """Device tensors work on their own device only, while it is active."""
@@ -187,81 +188,15 @@ class SimDevice:
 
     def check_reading(self, tensor: SimTensor) -> None:
         if self.machine.numerics == "shapes":
-            raise Unsupported('reading a value: this session runs with numerics="shapes", which computes none; '
-                              'use numerics="exact"')
+            raise Unsupported(
+                'reading a value: this session runs with numerics="shapes", which computes none; use numerics="exact"'
+            )
 
     def before_data_dependent(self, name: str) -> None:
         if not self.values:
-            raise Unsupported(f'{name}: the shape of its result depends on values, which numerics="shapes" does not compute')
-
-    # kernels
-
-    def body(self, info: OpInfo, args: tuple, kwargs: dict, reads: Sequence[SimTensor], outputs: Sequence[SimTensor],
-             changed: Sequence[SimTensor]) -> Task:
-        """The computation behind a kernel."""
-        kwargs = {k: ("cpu" if k == "device" and v is not None else v) for k, v in kwargs.items()}
-        call = info.func
-        if info.random:
-            call = self.drawn_from(kwargs.pop("generator", None), info.func)
-        return Task(info.name, call, replace_tensors(freeze(args), _ref), {k: replace_tensors(freeze(v), _ref) for k, v in kwargs.items()},
-                    [_ref(t) for t in reads], [_ref(t) for t in outputs], [_ref(t) for t in changed], self.report,
-                    pointwise=info.pointwise, widen=info.widen and bool(reads) and reads[-1].geometry.dtype in HALVES)
-
-    def kernel(self, name: str, inputs: Sequence[Geometry], reads: Sequence[SimTensor], writes: Sequence[SimTensor], body: Any,
-               kind: str = "kernel") -> Op:
-        """Queue a kernel that is not an operator of its own."""
-        cost = estimate(self.profile, name, inputs, [t.geometry for t in writes])
-        return self.machine.launch(self.queue, name, kind, "compute", cost.work, share=cost.share,
-                                   reads=[t.place for t in reads], writes=[t.place for t in writes], run=body if self.values else None)
-
-    def factory(self, name: str, g: Geometry, call: Any) -> SimTensor:
-        """A new tensor whose values ``call()`` makes on the CPU when the kernel runs."""
-        tensor = self.new(g, self.queue)
-        body = Task(name, call, (), {}, [], [_ref(tensor)], [], self.report) if self.values else None
-        self.kernel(name, [], [], [tensor], body)
-        return tensor
-
-    def constant(self, name: str, value: torch.Tensor, reads: Sequence[SimTensor]) -> SimTensor:
-        """A new tensor with values that are known already."""
-        tensor = self.new(dense(tuple(value.shape), value.dtype), self.queue)
-        refs = [_ref(t) for t in reads]
-        self.kernel(name, [t.geometry for t in reads], reads, [tensor],
-                    Task(name, lambda: value, (), {}, refs, [_ref(tensor)], [], self.report))
-        return tensor
-
-    def drawn_from(self, generator: torch.Generator | None, call: Any) -> Any:
-        """``call`` with random numbers of ``generator``, None for the device's own; its state moves at the call."""
-        if generator is None:
-            return self.seeded(call)
-        with plain_torch():
-            return self.seeded_with(int(torch.randint(1 << 62, (), generator=generator)), call)
-
-    def seeded(self, call: Any) -> Any:
-        """``call`` with its own random numbers, drawn in call order."""
-        self.draws += 1
-        seeded = self.seeded_with(hash((self.seed, self.draws)) & 0x7FFF_FFFF_FFFF, call)
-        seeded.renew = lambda: self.seeded(call)
-        return seeded
-
-    def seeded_with(self, seed: int, call: Any) -> Any:
-        """``call`` with the CPU generator at ``seed``, put back afterwards."""
-        def run(*args: Any, **kwargs: Any) -> Any:
-            state = torch.random.get_rng_state()
-            torch.random.default_generator.manual_seed(seed)
-            try:
-                return call(*args, **kwargs)
-            finally:
-                torch.random.set_rng_state(state)
-        return run
-
-    def report(self, op: Op, ref: Ref) -> None:
-        """A kernel read bytes that nothing had written."""
-        block = find_block(ref.space, ref.start)
-        label = block.label if block else NOBODYS
-        if (op.name, op.queue, label) not in self._reported:
-            self._reported.add((op.name, op.queue, label))
-            self.machine.note("read before written",
-                              f"{op.name} #{op.index} ({op.queue.name}) read {label} before anything was written there")
+            raise Unsupported(
+                f'{name}: the shape of its result depends on values, which numerics="shapes" does not compute'
+            )
 
     # the end
 
@@ -275,26 +210,13 @@ class SimDevice:
             self.machine.raise_errors()
 
 
-HALVES = (torch.float16, torch.bfloat16)
-
-
-def _ref(tensor: SimTensor) -> Ref:
-    return Ref(tensor.memory.block.space, tensor.start, tensor.geometry)
-
-
-def freeze(value: Any) -> Any:
-    """CPU scalars are read at the call: copy them."""
-    if isinstance(value, torch.Tensor) and not isinstance(value, SimTensor):
-        with plain_torch():
-            return value.clone()
-    if isinstance(value, (list, tuple)):
-        return type(value)(freeze(item) for item in value) if type(value) in (list, tuple) else value
-    return value
 
 
 def _foreign(tensor: SimTensor, active: SimDevice | None) -> str:
     own = tensor.memory.device
-    here = f"the simulated {active.profile.name} that is active now" if active else "no simulated device: none is active"
+    here = (
+        f"the simulated {active.profile.name} that is active now" if active else "no simulated device: none is active"
+    )
     state = "" if own.open else " of a session that has ended"
     return f"a tensor of the simulated {own.profile.name}{state} was used on {here}; move it through the CPU"
 
@@ -302,4 +224,3 @@ def _foreign(tensor: SimTensor, active: SimDevice | None) -> str:
 def _one_of(word: str, value: str, allowed: tuple[str, ...]) -> None:
     if value not in allowed:
         raise ValueError(f"{word} must be one of {', '.join(map(repr, allowed))}, not {value!r}")
-

@@ -6,21 +6,25 @@ from typing import Any
 
 import torch
 
-from . import copies, infer
-from .geometry import Geometry, dense, geometry
+from . import infer
+from .geometry import Geometry
 from .infer import NO_KERNEL, WRITE_ONLY, OpInfo, Plan, replace_tensors
 from .lock import LOCK
 from .ops import Unsupported
+from .special import SPECIAL
+from .task import Task
 from .tensor import DeviceStorage, SimTensor, new_tensor, set_dispatcher
-from .values import Ref, Task, view
+from .values import Ref, view
 
 aten = torch.ops.aten
 _infos: dict[int, OpInfo] = {}
 GENERATOR = torch.Generator
 _SCALARS = (int, float, bool)
 GEMM_NAMES = frozenset({"linear", "mm", "addmm", "bmm", "baddbmm", "addmv", "mv", "dot"})
-DATA_DEPENDENT = frozenset({"nonzero", "masked_select", "_unique2", "unique_consecutive", "unique_dim", "bincount", "nonzero_numpy",
-                            "repeat_interleave"})
+DATA_DEPENDENT = frozenset({
+    "nonzero", "masked_select", "_unique2", "unique_consecutive", "unique_dim", "bincount", "nonzero_numpy",
+    "repeat_interleave",
+})
 
 
 def dispatch(func: Any, args: tuple, kwargs: dict | None) -> Any:
@@ -32,7 +36,7 @@ def dispatch(func: Any, args: tuple, kwargs: dict | None) -> Any:
 def _dispatch(func: Any, args: tuple, kwargs: dict | None) -> Any:
     info = _infos.get(id(func))
     if info is None:
-        info = _infos[id(func)] = OpInfo(func)      # keeps func, so that its id stays its own
+        info = _infos[id(func)] = OpInfo(func)  # keeps func, so that its id stays its own
     special = SPECIAL.get(info.name)
     if special is not None:
         return special(func, args, kwargs or {})
@@ -73,7 +77,9 @@ def run(info: OpInfo, args: tuple, kwargs: dict[str, Any]) -> Any:
     if device is None:
         raise Unsupported(f"{info.name}: no tensor of the simulated device among its arguments")
     device.check_tensors(tensors)
-    if (info.name in DATA_DEPENDENT and "output_size" not in kwargs) or (info.name in ("index", "index_put_", "_index_put_impl_") and _has_mask(tensors)):
+    if (info.name in DATA_DEPENDENT and "output_size" not in kwargs) or (
+        info.name in ("index", "index_put_", "_index_put_impl_") and _has_mask(tensors)
+    ):
         device.before_data_dependent(info.name)
         return run_now(device, info, tensors, args, kwargs)
     found = device.plans.get(token := tuple(key))
@@ -102,11 +108,15 @@ def scan(values: Any, tensors: list[SimTensor], key: list[Any], pointwise: bool)
             scan(value, tensors, key, pointwise)
         elif isinstance(value, torch.Tensor):
             if value.device.type == "meta":
-                raise Unsupported(f"an operator made of {key[0].name} and others is not modelled by the simulated device: it makes "
-                                  "tensors on its own; write it with simpler operators, or run this part on the CPU")
+                raise Unsupported(
+                    f"an operator made of {key[0].name} and others is not modelled by the simulated device: it makes "
+                    "tensors on its own; write it with simpler operators, or run this part on the CPU"
+                )
             if value.dim() or value.device.type != "cpu":
-                raise RuntimeError("Expected all tensors to be on the same device, but found at least two devices, "
-                                   f"cuda:0 and {value.device}!")
+                raise RuntimeError(
+                    "Expected all tensors to be on the same device, but found at least two devices, "
+                    f"cuda:0 and {value.device}!"
+                )
             key.append(("cpu", value.dtype))
         elif kind is GENERATOR:
             key.append(kind)
@@ -114,12 +124,16 @@ def scan(values: Any, tensors: list[SimTensor], key: list[Any], pointwise: bool)
             key.append(value)
 
 
-def make_plan(device: Any, info: OpInfo, token: tuple, tensors: list[SimTensor], args: Any, kwargs: dict[str, Any]) -> Plan:
+def make_plan(
+    device: Any, info: OpInfo, token: tuple, tensors: list[SimTensor], args: Any, kwargs: dict[str, Any]
+) -> Plan:
     try:
         found = infer.plan(info, device.profile, tensors, args, kwargs)
     except (NotImplementedError, torch.AcceleratorError) as error:
-        raise Unsupported(f"{info.name} is not modelled by the simulated device, because PyTorch cannot tell the shape of its "
-                          "result; use other operators, or run this part on the CPU") from error
+        raise Unsupported(
+            f"{info.name} is not modelled by the simulated device, because PyTorch cannot tell the shape of its "
+            "result; use other operators, or run this part on the CPU"
+        ) from error
     if len(device.plans) >= infer.MAX_PLANS:
         device.plans.clear()
     device.plans[token] = found
@@ -131,13 +145,17 @@ def _views(info: OpInfo, found: Plan, base: SimTensor, args: tuple) -> Any:
         offset = args[3] if len(args) > 3 and args[3] is not None else base.storage_offset()
         start = base.memory.block.offset + offset * base.geometry.item
         return new_tensor(base.memory, start, found.outputs[0])
-    made = [new_tensor(base.memory, base.start + delta, g) for g, delta in zip(found.outputs, found.deltas, strict=True)]
+    made = [
+        new_tensor(base.memory, base.start + delta, g) for g, delta in zip(found.outputs, found.deltas, strict=True)
+    ]
     if found.single:
         return made[0]
     return tuple(made) if found.is_tuple else made
 
 
-def launch(device: Any, info: OpInfo, found: Plan, tensors: list[SimTensor], args: tuple, kwargs: dict[str, Any]) -> Any:
+def launch(
+    device: Any, info: OpInfo, found: Plan, tensors: list[SimTensor], args: tuple, kwargs: dict[str, Any]
+) -> Any:
     """Queue one kernel; returns its outputs, whose bytes it will write."""
     queue, name = device.queue, info.name
     if name in GEMM_NAMES and queue.workspace is None:
@@ -151,8 +169,17 @@ def launch(device: Any, info: OpInfo, found: Plan, tensors: list[SimTensor], arg
         outputs = [device.new(g, queue) for g in found.outputs]
         writes = [t.place for t in outputs]
     body = device.body(info, args, kwargs, reads, outputs, changed) if device.values else None
-    device.machine.launch(queue, name, "kernel", "compute", found.cost.work, share=found.cost.share,
-                          reads=[t.place for t in reads], writes=writes, run=body)
+    device.machine.launch(
+        queue,
+        name,
+        "kernel",
+        "compute",
+        found.cost.work,
+        share=found.cost.share,
+        reads=[t.place for t in reads],
+        writes=writes,
+        run=body,
+    )
     if info.mutated or not found.outputs:
         return _returned(changed, found) if info.returns_mutated else None
     if found.single:
@@ -160,7 +187,9 @@ def launch(device: Any, info: OpInfo, found: Plan, tensors: list[SimTensor], arg
     return tuple(outputs) if found.is_tuple else outputs
 
 
-def _mutated(info: OpInfo, args: tuple, kwargs: dict[str, Any], tensors: list[SimTensor]) -> tuple[list[SimTensor], list[SimTensor]]:
+def _mutated(
+    info: OpInfo, args: tuple, kwargs: dict[str, Any], tensors: list[SimTensor]
+) -> tuple[list[SimTensor], list[SimTensor]]:
     changed: list[SimTensor] = []
     for index, word in info.mutated:
         value = args[index] if index < len(args) else kwargs.get(word)
@@ -177,8 +206,10 @@ def _mutated(info: OpInfo, args: tuple, kwargs: dict[str, Any], tensors: list[Si
 def _returned(changed: list[SimTensor], found: Plan) -> Any:
     for tensor, g in zip(changed, found.outputs, strict=False):
         if tensor.geometry.shape != g.shape:
-            raise Unsupported(f"an operator with out= of shape {tensor.geometry.shape} where {g.shape} is needed; "
-                              "the simulated device does not resize: pass a tensor of the right shape")
+            raise Unsupported(
+                f"an operator with out= of shape {tensor.geometry.shape} where {g.shape} is needed; "
+                "the simulated device does not resize: pass a tensor of the right shape"
+            )
     if found.single:
         return changed[0]
     return tuple(changed)
@@ -190,7 +221,16 @@ def run_now(device: Any, info: OpInfo, tensors: list[SimTensor], args: tuple, kw
     refs_args, refs_kwargs = replace_tensors(args, ref), {k: replace_tensors(v, ref) for k, v in kwargs.items()}
     if info.mutated:
         changed, reads = _mutated(info, args, kwargs, tensors)
-        body = Task(info.name, info.func, refs_args, refs_kwargs, [ref(t) for t in tensors], [], [ref(t) for t in changed], device.report)
+        body = Task(
+            info.name,
+            info.func,
+            refs_args,
+            refs_kwargs,
+            [ref(t) for t in tensors],
+            [],
+            [ref(t) for t in changed],
+            device.report,
+        )
         device.kernel(info.name, [t.geometry for t in tensors], reads, changed, body)
         return changed[0]
     from .values import fill, plain_torch
@@ -213,84 +253,6 @@ def ref(tensor: SimTensor) -> Ref:
     return Ref(tensor.memory.block.space, tensor.start, tensor.geometry)
 
 
-# operators with their own rules
-
-def _copy_(func: Any, args: tuple, kwargs: dict) -> Any:
-    non_blocking = args[2] if len(args) > 2 else kwargs.get("non_blocking", False)
-    return copies.copy_into(args[0], args[1], bool(non_blocking))
-
-
-def _to_copy(func: Any, args: tuple, kwargs: dict) -> Any:
-    return copies.converted(args[0], kwargs.get("device"), kwargs.get("dtype"), bool(kwargs.get("non_blocking")),
-                            kwargs.get("memory_format"), copy=True, pin=bool(kwargs.get("pin_memory")))
-
-
-def _item(func: Any, args: tuple, kwargs: dict) -> Any:
-    return copies.to_host(args[0]).item()
-
-
-def _equal(func: Any, args: tuple, kwargs: dict) -> bool:
-    one, other = args
-    _no_mixed("equal", one, other)
-    if one.place == other.place and one.geometry is other.geometry:
-        return True                             # the same bytes: known without looking
-    return torch.equal(copies.to_host(one), copies.to_host(other))
-
-
-def _nonzero_flag(func: Any, args: tuple, kwargs: dict) -> bool:
-    return bool(copies.to_host(args[0]).item())
-
-
-def _allclose(func: Any, args: tuple, kwargs: dict) -> bool:
-    one, other, *rest = args
-    _no_mixed("allclose", one, other)
-    return torch.allclose(copies.to_host(one), copies.to_host(other), *rest, **kwargs)
-
-
-def _record_stream(func: Any, args: tuple, kwargs: dict) -> None:
-    args[0].record_stream(args[1])
-
-
-def _no_mixed(name: str, *tensors: Any) -> None:
-    if not all(isinstance(t, SimTensor) for t in tensors):
-        raise RuntimeError(f"{name}: Expected all tensors to be on the same device, but found at least two devices, cuda:0 and cpu!")
-
-
-def _clone(func: Any, args: tuple, kwargs: dict) -> Any:
-    info = _infos[id(func)]
-    if kwargs.get("memory_format") is torch.preserve_format:
-        kwargs = {}
-    return run(info, args, kwargs)
-
-
-def _reshape_alias(func: Any, args: tuple, kwargs: dict) -> SimTensor:
-    base, size, stride = args
-    return new_tensor(base.memory, base.start, geometry(tuple(size), tuple(stride), base.geometry.dtype))
-
-
-def _one_hot(func: Any, args: tuple, kwargs: dict) -> SimTensor:
-    index = args[0]
-    classes = args[1] if len(args) > 1 else kwargs.get("num_classes", -1)
-    if classes == -1:
-        classes = int(copies.to_host(index).max()) + 1
-    steps = index.memory.device.factory("arange", dense((classes,), torch.int64), lambda: torch.arange(classes))
-    return (index.unsqueeze(-1) == steps).to(torch.int64)
-
-
-def _refuse(name: str, advice: str) -> Any:
-    def refuse(func: Any, args: tuple, kwargs: dict) -> Any:
-        raise Unsupported(f"{name} is not modelled by the simulated device; {advice}")
-    return refuse
-
-
-SPECIAL = {
-    "copy_": _copy_, "_to_copy": _to_copy, "_local_scalar_dense": _item, "item": _item, "equal": _equal,
-    "is_nonzero": _nonzero_flag, "allclose": _allclose, "record_stream": _record_stream, "clone": _clone,
-    "one_hot": _one_hot, "_reshape_alias": _reshape_alias, "_has_compatible_shallow_copy_type": lambda func, args, kwargs: False,
-    "set_": _refuse("Tensor.set_", "assign views or new tensors instead"),
-    "resize_": _refuse("Tensor.resize_", "allocate a tensor of the size you need"),
-    "_pin_memory": _refuse("pin_memory of a CUDA tensor", "only CPU tensors can be pinned"),
-}
 set_dispatcher(dispatch)
 
 __all__ = ["DeviceStorage", "Geometry", "dispatch", "ref", "run"]

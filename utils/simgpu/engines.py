@@ -20,7 +20,7 @@ class _Engine:
     def __init__(self) -> None:
         self.room = FULL
         self.waiting: list[tuple[int, int, Op]] = []
-        self.active: Op | None = None       # the copy that runs (copy engines only)
+        self.active: Op | None = None  # the copy that runs (copy engines only)
 
 
 class Engines:

@@ -28,7 +28,7 @@ class Geometry:
         self.span: int
         self.pattern: Pattern | None
         self.span, self.pattern = extent(shape, stride, self.item)
-        self.meta: torch.Tensor | None = None       # a meta tensor of this geometry, made when inference needs one
+        self.meta: torch.Tensor | None = None  # a meta tensor of this geometry, made when inference needs one
 
     def __repr__(self) -> str:
         return f"{tuple(self.shape)} {str(self.dtype).removeprefix('torch.')}"

@@ -45,9 +45,9 @@ class HostMemory:
             nbytes = max(1, shape.numel() * dtype.itemsize)
             raw = np.empty(nbytes + ALIGNMENT, dtype=np.uint8)
             shift = -raw.ctypes.data % ALIGNMENT
-            owner = raw[shift:shift + nbytes]
+            owner = raw[shift : shift + nbytes]
             flat = torch.from_numpy(owner)
-            tensor = flat[:shape.numel() * dtype.itemsize].view(dtype).reshape(shape)
+            tensor = flat[: shape.numel() * dtype.itemsize].view(dtype).reshape(shape)
             if self.device.values and not clean:
                 poison(tensor)
         self._register(flat.data_ptr(), nbytes, owner)
@@ -88,7 +88,7 @@ class HostMemory:
             return None
         with plain_torch():
             whole = torch.from_numpy(owner)
-            whole = whole[:len(owner) // like.dtype.itemsize * like.dtype.itemsize].view(like.dtype)
+            whole = whole[: len(owner) // like.dtype.itemsize * like.dtype.itemsize].view(like.dtype)
             return whole.as_strided(like.shape, like.stride(), like.storage_offset())
 
     def key(self, space: Space, tensor: torch.Tensor) -> Key:
@@ -113,7 +113,7 @@ class HostMemory:
             if write and any(s is space and meet(k, key) for s, k in (*op.reads, *op.writes)):
                 op.bad = [*(op.bad or ()), (space, key)]
         if not write:
-            for op in (machine.deferred if machine.lazy else machine.running):
+            for op in machine.deferred if machine.lazy else machine.running:
                 self._poison(tensor, space, key, op)
 
     def _poison(self, tensor: torch.Tensor, space: Space, key: Key, op: Any) -> None:
@@ -160,4 +160,3 @@ def _forget(owner: Any, address: int, space: Space) -> None:
     memory = owner()
     if memory is not None and memory.spaces.get(address) is space:
         del memory.spaces[address]
-

@@ -14,17 +14,34 @@ from .tensor import SimTensor
 
 MAX_PLANS = 50_000
 WRITE_ONLY = frozenset({"zero_", "fill_", "copy_", "uniform_", "normal_", "random_", "bernoulli_", "exponential_"})
-WIDENED = frozenset({"mm", "addmm", "bmm", "baddbmm", "convolution", "linear", "scaled_dot_product_attention", "mv", "addmv", "dot"})
-RANDOM = frozenset({"rand_like", "randn_like", "randint_like", "bernoulli", "multinomial", "native_dropout", "uniform_", "normal_",
-                    "random_", "bernoulli_", "exponential_", "dropout", "normal", "poisson"})
-WHOLE = frozenset({"scaled_dot_product_attention", "rms_norm", "linear"})     # one kernel each, whatever PyTorch makes of them on a CPU
+WIDENED = frozenset(
+    {"mm", "addmm", "bmm", "baddbmm", "convolution", "linear", "scaled_dot_product_attention", "mv", "addmv", "dot"}
+)
+RANDOM = frozenset({
+    "rand_like", "randn_like", "randint_like", "bernoulli", "multinomial", "native_dropout", "uniform_", "normal_",
+    "random_", "bernoulli_", "exponential_", "dropout", "normal", "poisson",
+})
+WHOLE = frozenset(
+    {"scaled_dot_product_attention", "rms_norm", "linear"}
+)  # one kernel each, whatever PyTorch makes of them on a CPU
 NO_KERNEL = frozenset({"empty_like", "new_empty", "new_empty_strided", "empty_permuted"})
 
 
 class OpInfo:
     """What the schema of an operator says."""
 
-    __slots__ = ("composite", "decompose", "func", "is_view", "mutated", "name", "pointwise", "random", "returns_mutated", "widen")
+    __slots__ = (
+        "composite",
+        "decompose",
+        "func",
+        "is_view",
+        "mutated",
+        "name",
+        "pointwise",
+        "random",
+        "returns_mutated",
+        "widen",
+    )
 
     def __init__(self, func: Any):
         schema = func._schema
@@ -32,13 +49,15 @@ class OpInfo:
         self.name = schema.name.split("::")[1]
         self.is_view = func.is_view or self.name in ("alias", "detach", "lift_fresh", "view", "_unsafe_view")
         self.mutated = tuple(
-            (index, argument.name) for index, argument in enumerate(schema.arguments)
+            (index, argument.name)
+            for index, argument in enumerate(schema.arguments)
             if argument.alias_info is not None and argument.alias_info.is_write
         )
         self.returns_mutated = any(r.alias_info is not None and r.alias_info.is_write for r in schema.returns)
         self.pointwise = torch.Tag.pointwise in func.tags
         self.composite = self.name not in WHOLE and torch._C._dispatch_has_kernel_for_dispatch_key(
-            func.name(), torch._C.DispatchKey.CompositeImplicitAutograd)
+            func.name(), torch._C.DispatchKey.CompositeImplicitAutograd
+        )
         self.widen = self.name in WIDENED
         self.random = self.name in RANDOM
 
@@ -63,7 +82,10 @@ def plan(info: OpInfo, profile: Profile, tensors: Sequence[SimTensor], args: Any
     metas: dict[int, torch.Tensor] = {}
     with torch._C.DisableTorchFunction(), torch._C._InferenceMode(False), torch.no_grad():
         meta_args = replace_tensors(args, lambda t: _meta(t.geometry, metas, t))
-        meta_kwargs = {key: _on_meta(key, replace_tensors(value, lambda t: _meta(t.geometry, metas, t))) for key, value in kwargs.items()}
+        meta_kwargs = {
+            key: _on_meta(key, replace_tensors(value, lambda t: _meta(t.geometry, metas, t)))
+            for key, value in kwargs.items()
+        }
         if info.pointwise and not info.mutated and not info.is_view and "memory_format" not in kwargs:
             result = _pointwise(info, args, kwargs, list(metas.values()))
         else:
@@ -79,7 +101,9 @@ def plan(info: OpInfo, profile: Profile, tensors: Sequence[SimTensor], args: Any
     return Plan(outputs, deltas, single, cost, isinstance(result, tuple))
 
 
-def _cost(info: OpInfo, profile: Profile, tensors: Sequence[SimTensor], outputs: tuple[Geometry, ...], args: Any, kwargs: dict) -> Cost:
+def _cost(
+    info: OpInfo, profile: Profile, tensors: Sequence[SimTensor], outputs: tuple[Geometry, ...], args: Any, kwargs: dict
+) -> Cost:
     inputs = [t.geometry for t in tensors]
     flags = [a for a in (*args, *kwargs.values()) if isinstance(a, (bool, int))]
     return estimate(profile, info.name, inputs, outputs or inputs[:1], flags)
@@ -104,16 +128,22 @@ def _whole(name: str, inputs: list[Geometry]) -> Geometry:
         return dense((*first.shape[:-1], weight.shape[0]), first.dtype)
     query, key, value = inputs[:3]
     if query.shape[-1] != key.shape[-1] or key.shape[-2] != value.shape[-2]:
-        raise RuntimeError(f"scaled_dot_product_attention: query {query.shape}, key {key.shape} and value {value.shape} do not fit")
+        raise RuntimeError(
+            f"scaled_dot_product_attention: query {query.shape}, key {key.shape} and value {value.shape} do not fit"
+        )
     return dense((*query.shape[:-1], value.shape[-1]), query.dtype)
 
 
 def _pointwise(info: OpInfo, args: Any, kwargs: dict[str, Any], metas: list[torch.Tensor]) -> Any:
-    """Layout from a meta addition, dtype from the operator itself on one element (its meta kernel may import a compiler)."""
+    """Layout from a meta addition, dtype from the operator on one element (its meta kernel may import a compiler)."""
+
     def one(tensor: SimTensor) -> torch.Tensor:
         return torch.ones((1,) * len(tensor.geometry.shape), dtype=tensor.geometry.dtype)
 
-    probe = info.func(*replace_tensors(args, one), **{key: "cpu" if key == "device" else replace_tensors(v, one) for key, v in kwargs.items()})
+    probe = info.func(
+        *replace_tensors(args, one),
+        **{key: "cpu" if key == "device" else replace_tensors(v, one) for key, v in kwargs.items()},
+    )
     total = metas[0].to(torch.float32)
     for other in metas[1:]:
         total = torch.add(total, other.to(torch.float32))

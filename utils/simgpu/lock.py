@@ -13,10 +13,12 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 def locked(function: F) -> F:
     """``function`` while no other thread is inside the simulator."""
+
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
         with LOCK:
             return function(*args, **kwargs)
+
     return call  # type: ignore[return-value]
 
 

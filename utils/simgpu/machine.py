@@ -12,30 +12,17 @@ from heapq import heappop, heappush
 from typing import Any
 
 from .engines import Engines
-from .memory import Allocator, Block
+from .host import Host, HostSpan
+from .memory import Allocator
 from .ops import DONE, PENDING, READY, RUNNING, Clock, Hazard, Note, Op, Queue, join
 from .profiles import Profile
 from .space import Key, Space, meet
 from .watch import Watch
 
-MAX_UNFINISHED = 4096       # operations the host may queue before the device is brought up to the host's time
+MAX_UNFINISHED = 4096  # operations the host may queue before the device is brought up to the host's time
 
 
-class HostSpan:
-    """Something the host did: a launch, work, or a wait for ``waited``."""
-
-    __slots__ = ("end", "kind", "layer", "name", "op", "start", "waited", "work")
-
-    def __init__(self, name: str, kind: str, start: int, end: int, waited: tuple[Op, ...], work: int, op: int = -1):
-        self.name, self.kind, self.start, self.end, self.waited, self.work, self.op = name, kind, start, end, waited, work, op
-        self.layer: str | None = None
-
-    @property
-    def label(self) -> str:
-        return f"launch {self.name}" if self.kind == "launch" else self.name
-
-
-class Machine:
+class Machine(Host):
     """One host thread and one device. ``numerics`` is "exact", "shapes" or "adversarial"."""
 
     def __init__(self, profile: Profile, *, numerics: str = "exact", on_hazard: str = "record", keep: str = "all"):
@@ -43,7 +30,7 @@ class Machine:
         self.values = numerics != "shapes"
         self.lazy = numerics == "adversarial"
         self.host_ns = self.now = 0
-        self.count = 0                          # operations issued so far: their index in call order
+        self.count = 0  # operations issued so far: their index in call order
         self.host_clock: Clock = {}
         self.host_version = 0
         self.queues: list[Queue] = []
@@ -51,18 +38,18 @@ class Machine:
         self.heap: list[tuple[int, int, int, Op, int]] = []
         self.running: dict[Op, None] = {}
         self.unfinished = 0
-        self.deferred: list[Op] = []            # adversarial: done in time, not yet computed
+        self.deferred: list[Op] = []  # adversarial: done in time, not yet computed
         self.errors: list[BaseException] = []
         self.ops: list[Op] = []
         self.host_spans: list[HostSpan] = []
         self.layers: list[str] = []
-        self.ranges: list[tuple[str, int, int]] = []            # named ranges that ended: name, start, end
+        self.ranges: list[tuple[str, int, int]] = []  # named ranges that ended: name, start, end
         self._opened: list[int] = []
         self.notes: list[Note] = []
         self.watch = Watch(self, on_hazard)
         self.memory = Allocator(self, profile)
         self.closed = False
-        self.capture: Any = None                # the CUDA graph capture in progress
+        self.capture: Any = None  # the CUDA graph capture in progress
 
     @property
     def hazards(self) -> list[Hazard]:
@@ -76,9 +63,19 @@ class Machine:
         return queue
 
     def launch(
-        self, queue: Queue, name: str, kind: str, engine: str, work: int, *, share: int = 1000, nbytes: int = 0,
-        reads: Iterable[tuple[Space, Key]] = (), writes: Iterable[tuple[Space, Key]] = (),
-        run: Callable[[Op], None] | None = None, cost_ns: int | None = None,
+        self,
+        queue: Queue,
+        name: str,
+        kind: str,
+        engine: str,
+        work: int,
+        *,
+        share: int = 1000,
+        nbytes: int = 0,
+        reads: Iterable[tuple[Space, Key]] = (),
+        writes: Iterable[tuple[Space, Key]] = (),
+        run: Callable[[Op], None] | None = None,
+        cost_ns: int | None = None,
     ) -> Op:
         """Queue an operation at the host's time; ``work`` is its duration in ns when nothing slows it."""
         captured = self.capture is not None and self.capture.has(queue)
@@ -114,7 +111,7 @@ class Machine:
             self.advance(self.host_ns)
 
     def _order(self, op: Op) -> None:
-        """Happens-before: everything earlier in the queue, everything waited for, everything the host synchronised with."""
+        """Happens-before: what is earlier in the queue, what it waited for, what the host synchronised with."""
         queue = op.queue
         self._take_host_clock(queue)
         queue.seq += 1
@@ -178,96 +175,6 @@ class Machine:
             queue.waits.append(marker)
         self._take_host_clock(queue)
         queue.clock = join(queue.clock, marker.clock)
-
-    def synchronize(self, marker: Op, name: str = "synchronize", *, ordered: bool = True) -> None:
-        """The host waits for ``marker``; ``ordered``: and is from then on ordered after it."""
-        start = self.host_ns
-        self.advance(None, marker)
-        arrived = max(start, marker.end)
-        self.host_ns = arrived + self.profile.sync_ns
-        if self.keep == "all":
-            self.host_spans.append(HostSpan(name, "sync", start, self.host_ns, (marker,), self.profile.sync_ns))
-        if ordered:
-            self.join_host(marker.clock)
-        self.raise_errors()
-
-    def synchronize_all(self, name: str = "device synchronize") -> None:
-        """The host waits for everything queued so far."""
-        start, markers = self.host_ns, []
-        for queue in self.queues:
-            if queue.seq or queue.waits:
-                markers.append(self.record(queue, cost=False, name=name))
-        for marker in markers:
-            self.advance(None, marker)
-        self.host_ns = max([start, *(marker.end for marker in markers)]) + self.profile.sync_ns
-        if self.keep == "all":
-            self.host_spans.append(HostSpan(name, "sync", start, self.host_ns, tuple(markers), self.profile.sync_ns))
-        for marker in markers:
-            self.join_host(marker.clock)
-        self.raise_errors()
-
-    def query(self, marker: Op) -> bool:
-        """Whether ``marker`` is done at the host's time; True orders the host after it."""
-        self.spend(self.profile.query_ns, "query", "event")
-        self.advance(self.host_ns)
-        if marker.state != DONE:
-            return False
-        if self.keep == "all":
-            self.host_spans[-1].waited = (marker,)
-        self.join_host(marker.clock)
-        self.raise_errors()
-        return True
-
-    def join_host(self, clock: Clock) -> None:
-        """From now on the host, and all it launches, comes after ``clock``."""
-        joined = join(self.host_clock, clock)
-        if joined is not self.host_clock:
-            self.host_clock = joined
-            self.host_version += 1
-            if self.lazy:
-                self.compute_deferred(joined)
-
-    def settle(self, marker: Op, block: Block) -> None:
-        """A block's other stream is done with it: forget those accesses, without ordering anything else."""
-        if self.lazy:
-            self.compute_deferred(marker.clock)
-        self.watch.forget(block.space, block.offset, block.offset + block.size, marker.clock)
-
-    # the host
-
-    def spend(self, ns: int, name: str, kind: str = "host") -> None:
-        """Let the host be busy for ``ns``."""
-        start = self.host_ns
-        self.host_ns = start + ns
-        if self.keep == "all":
-            span = HostSpan(name, kind, start, self.host_ns, (), ns)
-            span.layer = self.layers[-1] if self.layers else None
-            self.host_spans.append(span)
-
-    def open_layer(self, name: str) -> None:
-        """Name what is issued until ``close_layer``."""
-        self.layers.append(name)
-        self._opened.append(self.host_ns)
-
-    def close_layer(self) -> None:
-        if not self.layers:
-            return
-        name, start = self.layers.pop(), self._opened.pop()
-        if self.keep == "all":
-            self.ranges.append((name, start, self.host_ns))
-
-    def note(self, kind: str, text: str) -> Note:
-        note = Note(kind, text)
-        if note not in self.notes:
-            self.notes.append(note)
-        return note
-
-    def raise_errors(self) -> None:
-        """Report one failed operation, once, at a synchronising call."""
-        if self.errors:
-            error = self.errors[0]
-            self.errors.clear()
-            raise error
 
     # the device
 

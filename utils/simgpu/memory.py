@@ -1,7 +1,7 @@
-"""A caching allocator on one arena: segments cut into blocks, freed blocks reused at once by the stream that owned them.
+"""A caching allocator on one arena: segments cut into blocks, freed blocks reused at once by their stream.
 
-The rules and sizes are those of PyTorch's CUDACachingAllocator (c10/cuda): 512-byte rounding, 2 MiB segments for requests
-up to 1 MiB, 20 MiB segments below 10 MiB, then multiples of 2 MiB; a scaled profile scales them.
+The rules and sizes are those of PyTorch's CUDACachingAllocator (c10/cuda): 512-byte rounding, 2 MiB segments for
+requests up to 1 MiB, 20 MiB segments below 10 MiB, then multiples of 2 MiB; a scaled profile scales them.
 """
 
 from __future__ import annotations
@@ -29,7 +29,21 @@ class OutOfMemory(MemoryError):
 class Block:
     """Part of a segment, free or in use; ``before`` and ``behind`` are its neighbours in the segment."""
 
-    __slots__ = ("before", "behind", "birth", "free", "name", "number", "offset", "pool", "queue", "request", "shared", "size", "space")
+    __slots__ = (
+        "before",
+        "behind",
+        "birth",
+        "free",
+        "name",
+        "number",
+        "offset",
+        "pool",
+        "queue",
+        "request",
+        "shared",
+        "size",
+        "space",
+    )
 
     def __init__(self, space: Space, offset: int, size: int, queue: Queue, pool: tuple):
         self.space, self.offset, self.size, self.queue, self.pool = space, offset, size, queue, pool
@@ -38,7 +52,7 @@ class Block:
         self.free = True
         self.request = self.birth = self.number = 0
         self.name: str | None = None
-        self.shared: set[Queue] | None = None       # other streams that record_stream named
+        self.shared: set[Queue] | None = None  # other streams that record_stream named
 
     def __lt__(self, other: Block) -> bool:
         return (self.size, self.space.base, self.offset) < (other.size, other.space.base, other.offset)
@@ -98,7 +112,7 @@ class Allocator:
         self.next_base = ARENA_BASE
         self.numbers = count()
         self.limit = p.memory_bytes
-        self.pool_users: dict[object, int] = {}     # graphs per private pool
+        self.pool_users: dict[object, int] = {}  # graphs per private pool
 
     def pools_in_use(self) -> set[object]:
         return {pool for pool, users in self.pool_users.items() if users}
@@ -140,7 +154,9 @@ class Allocator:
         keep = self.pools_in_use()
         return bool(self.held) or any(
             block.before is None and block.behind is None
-            for key, blocks in self.free_blocks.items() if key[0] not in keep for block in blocks
+            for key, blocks in self.free_blocks.items()
+            if key[0] not in keep
+            for block in blocks
         )
 
     def empty_cache(self, keep: frozenset | set = frozenset()) -> None:
@@ -227,7 +243,9 @@ class Allocator:
 
     def _oom_text(self, size: int) -> str:
         free = max(0, self.limit - self.stats.reserved)
-        return (f"CUDA out of memory. Tried to allocate {format_bytes(size)}. GPU 0 ({self.profile.name}, simulated) has a "
-                f"total capacity of {format_bytes(self.limit)} of which {format_bytes(free)} is free. "
-                f"{format_bytes(self.stats.allocated)} is allocated by tensors, "
-                f"{format_bytes(self.stats.reserved - self.stats.allocated)} is reserved but unallocated.")
+        return (
+            f"CUDA out of memory. Tried to allocate {format_bytes(size)}. GPU 0 ({self.profile.name}, simulated) has a "
+            f"total capacity of {format_bytes(self.limit)} of which {format_bytes(free)} is free. "
+            f"{format_bytes(self.stats.allocated)} is allocated by tensors, "
+            f"{format_bytes(self.stats.reserved - self.stats.allocated)} is reserved but unallocated."
+        )

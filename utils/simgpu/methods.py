@@ -7,11 +7,11 @@ from typing import Any
 import torch
 
 from . import copies, sessions
-from .geometry import geometry
+from .indexing import get_item, set_item
 from .lock import locked
 from .ops import Unsupported
 from .streams import Stream
-from .tensor import SimTensor, new_tensor
+from .tensor import SimTensor
 
 aten = torch.ops.aten
 
@@ -47,7 +47,9 @@ def _cuda(self: SimTensor, device: Any = None, non_blocking: bool = False, memor
 
 
 def _numpy(self: SimTensor, *args: Any, **kwargs: Any) -> Any:
-    raise TypeError("can't convert cuda:0 device type tensor to numpy. Use Tensor.cpu() to copy the tensor to host memory first.")
+    raise TypeError(
+        "can't convert cuda:0 device type tensor to numpy. Use Tensor.cpu() to copy the tensor to host memory first."
+    )
 
 
 def _array(self: SimTensor, *args: Any, **kwargs: Any) -> Any:
@@ -66,7 +68,7 @@ def _item(self: SimTensor) -> Any:
 
 def _bool(self: SimTensor) -> bool:
     if self.geometry.numel != 1:
-        return bool(torch.empty(self.geometry.numel))       # the error of any other tensor
+        return bool(torch.empty(self.geometry.numel))  # the error of any other tensor
     return bool(_item(self))
 
 
@@ -85,120 +87,6 @@ def _format(self: SimTensor, spec: str) -> str:
     return format(_item(self), spec) if spec and not self.geometry.shape else _repr(self)
 
 
-def _basic(index: Any) -> bool:
-    return index is None or index is Ellipsis or isinstance(index, slice) or (isinstance(index, int) and not isinstance(index, bool))
-
-
-def _getitem(self: SimTensor, index: Any) -> SimTensor:
-    items = index if isinstance(index, tuple) else (index,)
-    if all(_basic(item) for item in items):
-        return _basic_view(self, items)
-    base, indices = _split_index(self, items)
-    return aten.index.Tensor(base, indices)
-
-
-def _basic_view(self: SimTensor, items: tuple) -> SimTensor:
-    """Integers, slices, None and ... : shape, stride and offset by hand."""
-    g = self.geometry
-    used = sum(1 for item in items if item is not None and item is not Ellipsis)
-    if used > len(g.shape):
-        raise IndexError(f"too many indices for tensor of dimension {len(g.shape)}")
-    shape, stride, offset, dim = [], [], 0, 0
-    for item in items:
-        if item is None:
-            shape.append(1)
-            stride.append(0)
-        elif item is Ellipsis:
-            skip = len(g.shape) - used
-            shape += g.shape[dim:dim + skip]
-            stride += g.stride[dim:dim + skip]
-            dim += skip
-        elif isinstance(item, slice):
-            if isinstance(item.step, int) and item.step <= 0:
-                raise ValueError("step must be greater than zero")
-            low, high, step = item.indices(g.shape[dim])
-            shape.append(max(0, -(-(high - low) // step)))
-            stride.append(g.stride[dim] * step)
-            offset += low * g.stride[dim]
-            dim += 1
-        else:
-            size = g.shape[dim]
-            if not -size <= item < size:
-                raise IndexError(f"index {item} is out of bounds for dimension {dim} with size {size}")
-            offset += (item + size if item < 0 else item) * g.stride[dim]
-            dim += 1
-    shape += g.shape[dim:]
-    stride += g.stride[dim:]
-    return new_tensor(self.memory, self.start + offset * g.item, geometry(tuple(shape), tuple(stride), g.dtype))
-
-
-def _split_index(self: SimTensor, items: tuple) -> tuple[SimTensor, list[Any]]:
-    """A view for the basic items, and the tensors of the others by dimension."""
-    used = sum(_dims_of(item) for item in items)
-    full: list[Any] = []
-    for item in items:
-        full += [slice(None)] * (len(self.geometry.shape) - used) if item is Ellipsis else [item]
-    basic = tuple(item if _basic(item) else slice(None) for item in _spread(full))
-    base = _basic_view(self, basic)
-    indices: list[Any] = []
-    for item in full:
-        if _basic(item):
-            indices += [] if isinstance(item, int) else [None]
-        else:
-            indices.append(_index_tensor(item))
-    return base, indices
-
-
-def _spread(full: list[Any]) -> list[Any]:
-    """One item per dimension: a mask stands for as many as it has."""
-    return [part for item in full for part in ([item] if _basic(item) or _dims_of(item) == 1 else [slice(None)] * _dims_of(item))]
-
-
-def _dims_of(item: Any) -> int:
-    if item is None or item is Ellipsis:
-        return 0
-    if isinstance(item, torch.Tensor) and item.dtype in (torch.bool, torch.uint8):
-        return item.dim()
-    return 1
-
-
-def _index_tensor(item: Any) -> SimTensor:
-    if isinstance(item, SimTensor):
-        return item
-    with torch._C.DisableTorchFunction():
-        tensor = item if isinstance(item, torch.Tensor) else torch.tensor(item)
-    return copies.converted(tensor, "cuda", None, False)
-
-
-def _setitem(self: SimTensor, index: Any, value: Any) -> None:
-    items = index if isinstance(index, tuple) else (index,)
-    if all(_basic(item) for item in items):
-        target = _basic_view(self, items)
-        if isinstance(value, torch.Tensor):
-            target.copy_(value)
-        elif not target.geometry.shape:         # one element: PyTorch copies a CPU scalar there, and waits
-            target.copy_(_cpu_scalar(value, self.dtype))
-        else:
-            target.fill_(value)
-        return
-    base, indices = _split_index(self, items)
-    masks = [i for i in indices if i is not None]
-    if not isinstance(value, torch.Tensor) and len(masks) == 1 and masks[0].dtype is torch.bool and indices[0] is not None:
-        mask = masks[0]
-        base.masked_fill_(mask.reshape(*mask.shape, *[1] * (base.dim() - mask.dim())), value)
-        return
-    if not isinstance(value, torch.Tensor):
-        value = _cpu_scalar(value, self.dtype)
-    if not isinstance(value, SimTensor):
-        value = copies.converted(value, "cuda", self.dtype, False)
-    aten.index_put_.default(base, indices, value)
-
-
-def _cpu_scalar(value: Any, dtype: torch.dtype) -> torch.Tensor:
-    with torch._C.DisableTorchFunction():
-        return torch.tensor(value, dtype=dtype)
-
-
 def _record_stream(self: SimTensor, stream: Stream) -> None:
     device = sessions.require("Tensor.record_stream")
     device.check_tensors((self,))
@@ -210,8 +98,10 @@ def _pin(self: SimTensor, device: Any = None) -> None:
 
 
 def _backward(self: SimTensor, *args: Any, **kwargs: Any) -> None:
-    raise Unsupported("Tensor.backward: the simulated device does not compute gradients; "
-                      "the course is about inference, use torch.no_grad() or torch.inference_mode()")
+    raise Unsupported(
+        "Tensor.backward: the simulated device does not compute gradients; "
+        "the course is about inference, use torch.no_grad() or torch.inference_mode()"
+    )
 
 
 def _new_tensor(self: SimTensor, data: Any, *, dtype: Any = None, device: Any = None, **kwargs: Any) -> torch.Tensor:
@@ -254,18 +144,37 @@ def swap_data(tensor: torch.Tensor, value: torch.Tensor) -> None:
 def _refuse(name: str, advice: str) -> Any:
     def refuse(self: SimTensor, *args: Any, **kwargs: Any) -> Any:
         raise Unsupported(f"{name} is not modelled by the simulated device; {advice}")
+
     return refuse
 
 
 _ADVICE = "copy the tensor to the CPU first"
 for _name, _method in {
-    "to": _to, "cpu": _cpu, "cuda": _cuda, "numpy": _numpy, "__array__": _array, "tolist": _tolist, "item": _item, "__bool__": _bool,
-    "__int__": lambda self: int(_item(self)), "__float__": lambda self: float(_item(self)),
-    "__index__": lambda self: _item(self).__index__(), "__complex__": lambda self: complex(_item(self)),
-    "__repr__": _repr, "__str__": _repr, "__format__": _format, "__getitem__": _getitem, "__setitem__": _setitem,
-    "record_stream": _record_stream, "pin_memory": _pin, "backward": _backward, "new_tensor": _new_tensor,
-    "__deepcopy__": _deepcopy, "__reduce_ex__": _refuse("pickling or saving a device tensor", _ADVICE),
-    "__dlpack__": _refuse("dlpack exchange", _ADVICE), "share_memory_": _refuse("Tensor.share_memory_", _ADVICE),
+    "to": _to,
+    "cpu": _cpu,
+    "cuda": _cuda,
+    "numpy": _numpy,
+    "__array__": _array,
+    "tolist": _tolist,
+    "item": _item,
+    "__bool__": _bool,
+    "__int__": lambda self: int(_item(self)),
+    "__float__": lambda self: float(_item(self)),
+    "__index__": lambda self: _item(self).__index__(),
+    "__complex__": lambda self: complex(_item(self)),
+    "__repr__": _repr,
+    "__str__": _repr,
+    "__format__": _format,
+    "__getitem__": get_item,
+    "__setitem__": set_item,
+    "record_stream": _record_stream,
+    "pin_memory": _pin,
+    "backward": _backward,
+    "new_tensor": _new_tensor,
+    "__deepcopy__": _deepcopy,
+    "__reduce_ex__": _refuse("pickling or saving a device tensor", _ADVICE),
+    "__dlpack__": _refuse("dlpack exchange", _ADVICE),
+    "share_memory_": _refuse("Tensor.share_memory_", _ADVICE),
     "register_hook": _refuse("Tensor.register_hook", "gradients are not computed"),
     "storage": lambda self: self.untyped_storage(),
 }.items():

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from .space import Key, Space
 
-Clock = dict[int, int]          # per actor (queue), how many of its operations are known to have happened before
+Clock = dict[int, int]  # per actor (queue), how many of its operations are known to have happened before
 PENDING, READY, RUNNING, DONE = range(4)
 
 
@@ -35,19 +35,46 @@ class Op:
     """One operation in a queue; ``engine`` None makes it a marker, which takes no time."""
 
     __slots__ = (
-        "actor", "after", "bad", "bytes", "clock", "end", "engine", "followers", "host_node", "index", "kind", "launch", "layer",
-        "left", "name", "plan", "priority", "queue", "rate_since", "reads", "run", "seq", "serial", "share", "start", "state", "ticket",
-        "unmet", "work", "writes",
+        "actor",
+        "after",
+        "bad",
+        "bytes",
+        "clock",
+        "end",
+        "engine",
+        "followers",
+        "host_node",
+        "index",
+        "kind",
+        "launch",
+        "layer",
+        "left",
+        "name",
+        "plan",
+        "priority",
+        "queue",
+        "rate_since",
+        "reads",
+        "run",
+        "seq",
+        "serial",
+        "share",
+        "start",
+        "state",
+        "ticket",
+        "unmet",
+        "work",
+        "writes",
     )
 
     def __init__(self, index: int, name: str, kind: str, queue: Queue, engine: str | None, work: int, launch: int):
         self.index, self.name, self.kind, self.queue, self.engine, self.work = index, name, kind, queue, engine, work
         self.launch, self.priority, self.actor = launch, queue.priority, queue.actor
-        self.serial = next(_serials)                    # unique, markers included: breaks ties
+        self.serial = next(_serials)  # unique, markers included: breaks ties
         self.start = self.end = -1
         self.state, self.unmet, self.share, self.bytes, self.ticket = PENDING, 0, 1000, 0, 0
         self.followers: list[Op] | None = None
-        self.after: tuple[Op, ...] | None = None        # what it waited for, kept only with history
+        self.after: tuple[Op, ...] | None = None  # what it waited for, kept only with history
         self.reads: tuple[tuple[Space, Key], ...] = ()
         self.writes: tuple[tuple[Space, Key], ...] = ()
         self.bad: list[tuple[Space, Key]] | None = None  # ranges that were torn while it ran
@@ -64,8 +91,21 @@ class Op:
 class Queue:
     """One stream: a FIFO with a priority; higher priorities have lower numbers, as in CUDA."""
 
-    __slots__ = ("actor", "clock", "device", "host_version", "last_seq", "name", "pending", "priority", "seq", "tail",
-                 "void_waits", "waits", "workspace")
+    __slots__ = (
+        "actor",
+        "clock",
+        "device",
+        "host_version",
+        "last_seq",
+        "name",
+        "pending",
+        "priority",
+        "seq",
+        "tail",
+        "void_waits",
+        "waits",
+        "workspace",
+    )
 
     def __init__(self, actor: int, name: str, priority: int, device: Any):
         self.actor, self.name, self.priority, self.device = actor, name, priority, device
@@ -129,10 +169,12 @@ class Hazard:
         }[self.kind]
         low, high = self.byte_range
         place = f"{self.buffer} (bytes {low:,} to {high:,}{', host memory' if self.host else ''})"
-        lines = [f"{self.kind}: {self.second} {what.format(b=place, f=self.first)}.",
-                 f"  Missing edge: {self.first.name} #{self.first.index} -> {self.second.name} #{self.second.index}; "
-                 "nothing on the host or in the streams orders them, whatever the timing.",
-                 f"  Add: {self.fix}"]
+        lines = [
+            f"{self.kind}: {self.second} {what.format(b=place, f=self.first)}.",
+            f"  Missing edge: {self.first.name} #{self.first.index} -> {self.second.name} #{self.second.index}; "
+            "nothing on the host or in the streams orders them, whatever the timing.",
+            f"  Add: {self.fix}",
+        ]
         if self.remark:
             lines.append(f"  {self.remark}")
         return "\n".join(lines)

@@ -1,11 +1,12 @@
 """What a simulated device can do: rates, latencies and sizes, each with its source.
 
-Sources: [5060] NVIDIA GeForce RTX 5060 Laptop page (384 GB/s, 3328 CUDA cores, 572 AI TOPS of sparse FP4, one sixteenth
-of which is dense BF16 with FP32 accumulation); its copy rate from the course's first seed article ("GPU inference: streams
-and double buffering", 24 layers of 128 MiB). [T4] NVIDIA T4 datasheet. [Ada] NVIDIA Ada GPU architecture whitepaper.
-[A100] NVIDIA A100 datasheet. [H200] NVIDIA H200 datasheet for peaks; copy rates, duplex share, pageable rate and GEMM
-efficiency measured on one H200 with torch 2.11 (benchmarks/). Latencies and host costs are round figures of the
-size that a CUDA profiler shows on current machines; PCIe rates without a measurement are 80 % of the link's raw rate.
+Sources: [5060] NVIDIA GeForce RTX 5060 Laptop page (384 GB/s, 3328 CUDA cores, 572 AI TOPS of sparse FP4, one
+sixteenth of which is dense BF16 with FP32 accumulation); its copy rate from the article on streams and double
+buffering that the course starts from (24 layers of 128 MiB). [T4] NVIDIA T4 datasheet. [Ada] NVIDIA Ada GPU
+architecture whitepaper. [A100] NVIDIA A100 datasheet. [H200] NVIDIA H200 datasheet for peaks; copy rates, duplex
+share, pageable rate and GEMM efficiency measured on one H200 with torch 2.11 (benchmarks/). Latencies and host
+costs are round figures of the size that a CUDA profiler shows on current machines; PCIe rates without a measurement
+are 80 % of the link's raw rate.
 """
 
 from __future__ import annotations
@@ -34,25 +35,25 @@ class Profile:
     h2d_bytes_per_s: float
     d2h_bytes_per_s: float
     flops: Mapping[str, float]
-    workspace_bytes: int = 8 * MIB + 128 * 1024     # cuBLAS: 4096 KiB × 2 + 16 KiB × 8 (PyTorch's CUDABlas defaults)
-    pageable_bytes_per_s: float = 6.1e9             # host staging buffer, measured beside the H200
-    host_bytes_per_s: float = 5e9                   # one CPU thread converting or transposing before a copy
+    workspace_bytes: int = 8 * MIB + 128 * 1024  # cuBLAS: 4096 KiB × 2 + 16 KiB × 8 (PyTorch's CUDABlas defaults)
+    pageable_bytes_per_s: float = 6.1e9  # host staging buffer, measured beside the H200
+    host_bytes_per_s: float = 5e9  # one CPU thread converting or transposing before a copy
     copy_engines: int = 2
-    duplex_share: float = 0.8                       # each direction's share of its rate while both run
+    duplex_share: float = 0.8  # each direction's share of its rate while both run
     gemm_efficiency: float = 0.7
     memory_efficiency: float = 0.85
     copy_latency_ns: int = 1_500
     kernel_latency_ns: int = 2_000
-    launch_ns: int = 5_000                          # host time of one PyTorch operation that launches a kernel
-    event_ns: int = 1_000                           # host time of event and stream calls that do not wait
-    query_ns: int = 1_000                           # host time of one query, so that polling ends
-    sync_ns: int = 2_000                            # host time of noticing that the device is done
-    queue_depth: int = 1_024                        # launches not yet finished per stream before the host blocks
-    small_pageable_bytes: int = MIB                 # pageable H2D up to here returns early (H200)
-    converts_on_device: bool = True                 # non_blocking copies change dtype and layout in a device kernel (H200, torch 2.11)
+    launch_ns: int = 5_000  # host time of one PyTorch operation that launches a kernel
+    event_ns: int = 1_000  # host time of event and stream calls that do not wait
+    query_ns: int = 1_000  # host time of one query, so that polling ends
+    sync_ns: int = 2_000  # host time of noticing that the device is done
+    queue_depth: int = 1_024  # launches not yet finished per stream before the host blocks
+    small_pageable_bytes: int = MIB  # pageable H2D up to here returns early (H200)
+    converts_on_device: bool = True  # non_blocking copies change dtype and layout in a device kernel (H200, torch 2.11)
     small_kernels_overlap: bool = True
     scale: float = 1.0
-    op_ns: Mapping[str, int] = field(default_factory=dict)   # device time by operator name, overrides the model
+    op_ns: Mapping[str, int] = field(default_factory=dict)  # device time by operator name, overrides the model
 
     def scaled(self, f: float) -> Profile:
         """The same device for a program all of whose dimensions, batch included, are ``f`` times as large.
@@ -64,28 +65,40 @@ class Profile:
         two = f * f
         rates = ("memory_bytes_per_s", "h2d_bytes_per_s", "d2h_bytes_per_s", "pageable_bytes_per_s", "host_bytes_per_s")
         return replace(
-            self, scale=self.scale * f, flops={name: rate * f**3 for name, rate in self.flops.items()},
-            memory_bytes=int(self.memory_bytes * two), workspace_bytes=int(self.workspace_bytes * two),
+            self,
+            scale=self.scale * f,
+            flops={name: rate * f**3 for name, rate in self.flops.items()},
+            memory_bytes=int(self.memory_bytes * two),
+            workspace_bytes=int(self.workspace_bytes * two),
             **{rate: getattr(self, rate) * two for rate in rates},
         )
 
     def with_ratio(self, copy_over_compute: float, weight_bytes: int, flops: float, dtype: str = "bfloat16") -> Profile:
         """The same device with a link on which copying ``weight_bytes`` takes ``copy_over_compute`` GEMMs of ``flops``.
 
-        Both directions get that rate, every dtype multiplies at the rate of ``dtype``, and the pageable rate keeps its proportion.
+        Both directions get that rate, every dtype multiplies at the rate of ``dtype``, and the pageable rate keeps
+        its proportion.
         """
         if not (copy_over_compute > 0 and weight_bytes > 0 and flops > 0):
-            raise ValueError("with_ratio needs positive numbers, "
-                             f"not {copy_over_compute!r}, {weight_bytes!r}, {flops!r}")
+            raise ValueError(
+                f"with_ratio needs positive numbers, not {copy_over_compute!r}, {weight_bytes!r}, {flops!r}"
+            )
         peak = self.peak_flops(dtype)
         gemm_ns = self.kernel_latency_ns + flops / (peak * self.gemm_efficiency) * NS
         streaming_ns = copy_over_compute * gemm_ns - self.copy_latency_ns
         if streaming_ns <= 0:
-            raise ValueError(f"a copy cannot take {copy_over_compute} × {gemm_ns:.0f} ns: its latency alone is "
-                             f"{self.copy_latency_ns} ns; use more flops per byte or a larger ratio")
+            raise ValueError(
+                f"a copy cannot take {copy_over_compute} × {gemm_ns:.0f} ns: its latency alone is "
+                f"{self.copy_latency_ns} ns; use more flops per byte or a larger ratio"
+            )
         rate = weight_bytes / streaming_ns * NS
-        return replace(self, h2d_bytes_per_s=rate, d2h_bytes_per_s=rate, flops={"default": peak},
-                       pageable_bytes_per_s=self.pageable_bytes_per_s * rate / self.h2d_bytes_per_s)
+        return replace(
+            self,
+            h2d_bytes_per_s=rate,
+            d2h_bytes_per_s=rate,
+            flops={"default": peak},
+            pageable_bytes_per_s=self.pageable_bytes_per_s * rate / self.h2d_bytes_per_s,
+        )
 
     def with_op_time(self, **op_ns: int) -> Profile:
         """The same device on which the named operators (as in traces, e.g. ``mm=5000``) take that many ns."""
@@ -104,25 +117,57 @@ class Profile:
         return max(least, int(nbytes * self.scale * self.scale) // 64 * 64)
 
 
-RTX_5060_LAPTOP = Profile(                                                          # [5060]
-    "RTX 5060 Laptop", (12, 0), 26, 8 * GIB, 384e9, 19.7e9, 19.7e9,
+RTX_5060_LAPTOP = Profile(  # [5060]
+    "RTX 5060 Laptop",
+    (12, 0),
+    26,
+    8 * GIB,
+    384e9,
+    19.7e9,
+    19.7e9,
     {"float16": 35.75e12, "bfloat16": 35.75e12, "float32": 16.6e12, "float64": 0.26e12, "default": 16.6e12},
     copy_engines=1,
 )
-T4 = Profile(                                                                       # [T4]; no bf16 tensor cores
-    "T4", (7, 5), 40, 16 * GIB, 320e9, 12.6e9, 12.6e9,
+T4 = Profile(  # [T4]; no bf16 tensor cores
+    "T4",
+    (7, 5),
+    40,
+    16 * GIB,
+    320e9,
+    12.6e9,
+    12.6e9,
     {"float16": 65e12, "float32": 8.1e12, "bfloat16": 8.1e12, "float64": 0.25e12, "default": 8.1e12},
 )
-RTX_4090 = Profile(                                                                 # [Ada]
-    "RTX 4090", (8, 9), 128, 24 * GIB, 1008e9, 25.2e9, 25.2e9,
+RTX_4090 = Profile(  # [Ada]
+    "RTX 4090",
+    (8, 9),
+    128,
+    24 * GIB,
+    1008e9,
+    25.2e9,
+    25.2e9,
     {"float16": 165.2e12, "bfloat16": 165.2e12, "float32": 82.6e12, "float64": 1.29e12, "default": 82.6e12},
 )
-A100 = Profile(                                                                     # [A100] 80 GB SXM
-    "A100", (8, 0), 108, 80 * GIB, 2039e9, 25.2e9, 25.2e9,
+A100 = Profile(  # [A100] 80 GB SXM
+    "A100",
+    (8, 0),
+    108,
+    80 * GIB,
+    2039e9,
+    25.2e9,
+    25.2e9,
     {"float16": 312e12, "bfloat16": 312e12, "float32": 19.5e12, "float64": 19.5e12, "default": 19.5e12},
 )
-H200 = Profile(                                                                     # [H200]
-    "H200", (9, 0), 132, 141 * 10**9, 4.8e12, 55.3e9, 55.2e9,
+H200 = Profile(  # [H200]
+    "H200",
+    (9, 0),
+    132,
+    141 * 10**9,
+    4.8e12,
+    55.3e9,
+    55.2e9,
     {"float16": 989e12, "bfloat16": 989e12, "float32": 67e12, "float64": 67e12, "default": 67e12},
-    workspace_bytes=32 * MIB, duplex_share=0.787, gemm_efficiency=0.69,
+    workspace_bytes=32 * MIB,
+    duplex_share=0.787,
+    gemm_efficiency=0.69,
 )

@@ -25,20 +25,26 @@ def _need_history(machine: Machine) -> None:
 
 # trace
 
+
 def trace_of(machine: Machine, *, since_ns: int = 0, name: str = "") -> Trace:
     """The spans that began at or after ``since_ns``, counted from there; ranges become annotations."""
     from ..trace import Trace
 
     _need_history(machine)
     rows = [*_device_rows(machine, since_ns), *_host_rows(machine, since_ns)]
-    ranges = [(range_name, "host", "host", -1, start - since_ns, end - start, 0, -1)
-              for range_name, start, end in machine.ranges if start >= since_ns]
+    ranges = [
+        (range_name, "host", "host", -1, start - since_ns, end - start, 0, -1)
+        for range_name, start, end in machine.ranges
+        if start >= since_ns
+    ]
     return Trace.from_columns(_columns(rows), name=name, annotations=_columns(ranges) if ranges else None)
 
 
 def _columns(rows: list[tuple]) -> dict[str, list]:
     names = ("name", "kind", "lane", "stream", "start_us", "duration_us", "bytes", "correlation")
-    columns = dict(zip(names, map(list, zip(*rows, strict=True)), strict=True)) if rows else {column: [] for column in names}
+    columns = (
+        dict(zip(names, map(list, zip(*rows, strict=True)), strict=True)) if rows else {column: [] for column in names}
+    )
     for column in ("start_us", "duration_us"):
         columns[column] = [value / 1000 for value in columns[column]]
     return columns
@@ -61,6 +67,7 @@ def _host_rows(machine: Machine, since: int) -> Iterator[tuple]:
 
 def recorder(device: Any) -> Callable[[Callable[[], Any]], Trace]:
     """What ``utils.trace.record`` uses while ``device`` is active."""
+
     def record(call: Callable[[], Any]) -> Trace:
         machine = device.machine
         machine.synchronize_all()
@@ -68,10 +75,12 @@ def recorder(device: Any) -> Callable[[Callable[[], Any]], Trace]:
         call()
         machine.synchronize_all()
         return trace_of(machine, since_ns=start)
+
     return record
 
 
 # graph
+
 
 def graph_of(machine: Machine, *, unit: str = "us", host: bool = True) -> nx.DiGraph:
     """Operations and host work as tasks, with the order that streams, events and the host impose.
@@ -96,7 +105,7 @@ class _Tasks:
     def __init__(self, machine: Machine, graph: nx.DiGraph, divisor: int, host: bool):
         self.machine, self.graph, self.divisor, self.host = machine, graph, divisor, host
         self.resource = machine.engines.resource
-        self.sources: dict[int, tuple[str, ...]] = {}       # serial of a marker -> the tasks that it stands for
+        self.sources: dict[int, tuple[str, ...]] = {}  # serial of a marker -> the tasks that it stands for
 
     def add_all(self) -> None:
         spans = self.machine.host_spans if self.host else ()
@@ -117,8 +126,15 @@ class _Tasks:
 
     def _add_host(self, number: int, span: Any, before: str | None) -> str:
         node = self._host_name(number)
-        self.graph.add_node(node, duration=self._time(span.work), resource="host", label=span.label, kind="sync" if span.kind == "sync" else "host",
-                            stream=-1, bytes=0)
+        self.graph.add_node(
+            node,
+            duration=self._time(span.work),
+            resource="host",
+            label=span.label,
+            kind="sync" if span.kind == "sync" else "host",
+            stream=-1,
+            bytes=0,
+        )
         if before is not None:
             self.graph.add_edge(before, node)
         self._edges(span.waited, node)
@@ -129,8 +145,15 @@ class _Tasks:
 
     def _add_op(self, op: Op) -> None:
         node = f"{op.name} #{op.index}"
-        self.graph.add_node(node, duration=self._time(op.end - op.start), resource=self.resource(op.engine), label=op.name, kind=op.kind,
-                            stream=op.actor, bytes=op.bytes)
+        self.graph.add_node(
+            node,
+            duration=self._time(op.end - op.start),
+            resource=self.resource(op.engine),
+            label=op.name,
+            kind=op.kind,
+            stream=op.actor,
+            bytes=op.bytes,
+        )
         if self.host and op.host_node >= 0:
             self.graph.add_edge(self._host_name(op.host_node), node)
         self._edges(op.after or (), node)
@@ -154,7 +177,9 @@ class _Tasks:
             todo.pop()
             found: dict[str, None] = {}
             for dep in marker.after or ():
-                found |= dict.fromkeys((f"{dep.name} #{dep.index}",) if dep.engine is not None else self.sources[dep.serial])
+                found |= dict.fromkeys(
+                    (f"{dep.name} #{dep.index}",) if dep.engine is not None else self.sources[dep.serial]
+                )
             if self.host and marker.host_node >= 0:
                 found[self._host_name(marker.host_node)] = None
             self.sources[marker.serial] = tuple(found)

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from .device import SimDevice
 
 _stack: list[SimDevice] = []
-_recorders: list[Any] = []      # what recorded before each session
+_recorders: list[Any] = []  # what recorded before each session
 
 
 def active() -> SimDevice | None:
@@ -23,7 +23,9 @@ def active() -> SimDevice | None:
 def require(what: str) -> SimDevice:
     """The active device; an error that names ``what`` when there is none."""
     if not _stack:
-        raise RuntimeError(f"{what}: no simulated device is active; use it inside simgpu.session(...) or after simgpu.install(...)")
+        raise RuntimeError(
+            f"{what}: no simulated device is active; use it inside simgpu.session(...) or after simgpu.install(...)"
+        )
     return _stack[-1]
 
 
@@ -114,7 +116,9 @@ def check_index(device: Any) -> None:
     elif getattr(device, "type", "cuda") != "cuda":
         raise ValueError(f"Expected a cuda device, but got: {device}")
     if index not in (None, 0, -1):
-        raise RuntimeError(f"CUDA error: invalid device ordinal ({index}); the simulated machine has one device, number 0")
+        raise RuntimeError(
+            f"CUDA error: invalid device ordinal ({index}); the simulated machine has one device, number 0"
+        )
 
 
 def clock() -> float:

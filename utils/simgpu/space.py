@@ -15,8 +15,8 @@ from .ops import DONE, Clock, Op
 
 Pattern = tuple[int, tuple[tuple[int, int], ...]]
 Key = tuple[int, int, Pattern | None]
-MAX_RUNS = 1 << 16      # above this many runs a strided range counts as solid
-KEEP_KEYS = 256         # distinct ranges kept per queue before those that no one can race with are dropped
+MAX_RUNS = 1 << 16  # above this many runs a strided range counts as solid
+KEEP_KEYS = 256  # distinct ranges kept per queue before those that no one can race with are dropped
 
 
 @lru_cache(maxsize=8192)
@@ -56,7 +56,7 @@ def runs_of(key: Key) -> Iterator[tuple[int, int]]:
 def _patterns_meet(one: Pattern | None, other: Pattern | None, shift: int, ends: tuple[int, int]) -> bool:
     """Whether runs of ``one`` (from byte 0) meet runs of ``other`` (from byte ``shift``)."""
     if one is not None and other is not None and one[1] == other[1]:
-        step = one[1][-1][1]                            # rows of one matrix: compare places within a row first
+        step = one[1][-1][1]  # rows of one matrix: compare places within a row first
         place = shift % step
         if all(outer % step == 0 for _, outer in one[1]) and one[0] <= place and place + other[0] <= step:
             return False
@@ -155,12 +155,14 @@ class Space:
         self.reads, self.writes = _Side(), _Side()
         self.data: Any = None
         self.taint: Any = None
-        self.uploads: list[Any] = []        # pending copies from here (host memory only)
-        self.live: dict[int, Any] = {}      # offset -> what is allocated there (size, label)
+        self.uploads: list[Any] = []  # pending copies from here (host memory only)
+        self.live: dict[int, Any] = {}  # offset -> what is allocated there (size, label)
 
     def pending(self, key: Key, *, computed: bool) -> bool:
         """Whether an operation on these bytes is still to run (``computed``) or to be computed."""
         return any(
             (op.state != DONE if computed else op.run is not None) and meet(old, key)
-            for side in (self.reads, self.writes) for mine in side.by_actor.values() for old, op in mine.items()
+            for side in (self.reads, self.writes)
+            for mine in side.by_actor.values()
+            for old, op in mine.items()
         )

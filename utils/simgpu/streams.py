@@ -11,7 +11,7 @@ from .lock import lock_methods, locked
 from .ops import DONE, Op, Queue, Unsupported
 from .tensor import CUDA
 
-PRIORITIES = (0, -1)        # least and greatest; CUDA clamps what lies outside
+PRIORITIES = (0, -1)  # least and greatest; CUDA clamps what lies outside
 _handles: dict[int, int] = {}
 
 
@@ -20,7 +20,9 @@ def _mine(thing: Any, what: str) -> SimDevice:
     device = sessions.require(what)
     if thing._device is not device:
         own = thing._device.profile.name
-        raise RuntimeError(f"a {what} of the simulated {own} was used on the simulated {device.profile.name} that is active now")
+        raise RuntimeError(
+            f"a {what} of the simulated {own} was used on the simulated {device.profile.name} that is active now"
+        )
     return device
 
 
@@ -79,7 +81,9 @@ class Stream:
         """The host waits until this stream is empty."""
         device = _mine(self, "stream")
         device.refuse_in_capture("Stream.synchronize()")
-        device.machine.synchronize(device.machine.record(self.queue, cost=False, name="stream synchronize"), "stream synchronize")
+        device.machine.synchronize(
+            device.machine.record(self.queue, cost=False, name="stream synchronize"), "stream synchronize"
+        )
 
     def __enter__(self) -> Stream:
         self._entered = [*getattr(self, "_entered", ()), current_stream()]
@@ -102,9 +106,13 @@ class Stream:
 class Event:
     """A point in a stream: recorded, waited for, timed."""
 
-    def __init__(self, enable_timing: bool = False, blocking: bool = False, interprocess: bool = False, external: bool = False):
+    def __init__(
+        self, enable_timing: bool = False, blocking: bool = False, interprocess: bool = False, external: bool = False
+    ):
         if interprocess or external:
-            raise Unsupported("torch.cuda.Event(interprocess=…) and (external=…) are not modelled by the simulated device")
+            raise Unsupported(
+                "torch.cuda.Event(interprocess=…) and (external=…) are not modelled by the simulated device"
+            )
         self._device = sessions.require("torch.cuda.Event")
         self.enable_timing, self.blocking = enable_timing, blocking
         self.marker: Op | Any = None
@@ -127,11 +135,15 @@ class Event:
         if device.graphs is not None and device.graphs.wait(queue, self.marker):
             return
         if self.marker is None:
-            note = device.machine.note("wait on an event never recorded",
-                                       f"{queue.name} waited on an event before its first record: that wait did nothing")
+            note = device.machine.note(
+                "wait on an event never recorded",
+                f"{queue.name} waited on an event before its first record: that wait did nothing",
+            )
             queue.void_waits.append((self, note))
         elif not isinstance(self.marker, Op):
-            raise RuntimeError("CUDA error: an event recorded during graph capture can only be waited for in the same capture")
+            raise RuntimeError(
+                "CUDA error: an event recorded during graph capture can only be waited for in the same capture"
+            )
         else:
             device.machine.wait(queue, self.marker)
 
@@ -156,7 +168,9 @@ class Event:
         machine = _mine(self, "event").machine
         machine.advance(machine.host_ns)
         if self._outside().state != DONE or end._outside().state != DONE:
-            raise RuntimeError("CUDA error: device not ready; synchronise with both events before reading the time between them")
+            raise RuntimeError(
+                "CUDA error: device not ready; synchronise with both events before reading the time between them"
+            )
         return (end.marker.end - self.marker.end) / 1e6
 
     def _outside(self) -> Op:

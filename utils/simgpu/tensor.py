@@ -45,7 +45,7 @@ class SimTensor(torch.Tensor):
 
     geometry: Geometry
     memory: DeviceStorage
-    start: int                  # bytes from the start of the segment
+    start: int  # bytes from the start of the segment
     _place: tuple[Space, Key] | None
 
     __torch_function__ = torch._C._disabled_torch_function_impl

@@ -1,7 +1,7 @@
 """Happens-before: finds pairs of accesses to the same bytes that nothing orders, when the second one is issued.
 
-Order comes from the queue (FIFO), from waiting on a recorded marker, and from the host: what it launches comes after all
-it has synchronised with. Time, and sharing an engine, order nothing.
+Order comes from the queue (FIFO), from waiting on a recorded marker, and from the host: what it launches comes after
+all it has synchronised with. Time, and sharing an engine, order nothing.
 """
 
 from __future__ import annotations
@@ -62,7 +62,9 @@ class Watch:
         """The host touches pinned memory; returns whether something on the device is not ordered before that."""
         machine = self.machine
         clock = machine.host_clock
-        found = [("WAW" if write else "RAW", op, space, old, key) for op, old in space.writes.unordered(HOST, clock, key)]
+        found = [
+            ("WAW" if write else "RAW", op, space, old, key) for op, old in space.writes.unordered(HOST, clock, key)
+        ]
         if write:
             found += [("WAR", op, space, old, key) for op, old in space.reads.unordered(HOST, clock, key)]
         for kind, first, _, old_key, _ in _newest(found):
@@ -82,16 +84,33 @@ class Watch:
         """A graph was replayed whose captured copy reads a pinned buffer that is gone."""
         label = space.live[0].label
         first = Access(op.index, f"release of {label}", "host", None)
-        hazard = Hazard("RAW", first, _access(op), label, (0, space.size), True, "keep the pinned tensor alive as long as the graph",
-                        "The host may have given this memory to other tensors since the capture; a graph keeps addresses, not tensors.")
+        hazard = Hazard(
+            "RAW",
+            first,
+            _access(op),
+            label,
+            (0, space.size),
+            True,
+            "keep the pinned tensor alive as long as the graph",
+            "The host may have given this memory to other tensors since; a graph keeps addresses, not tensors.",
+        )
         self.hazards.append(hazard)
         if self.on_hazard == "raise":
             raise HazardError(hazard)
 
     # reports
 
-    def _add(self, kind: str, first: Op, space: Space, old_key: Key, key: Key, second: Access, op: Op | None,
-             deferred: bool = False) -> None:
+    def _add(
+        self,
+        kind: str,
+        first: Op,
+        space: Space,
+        old_key: Key,
+        key: Key,
+        second: Access,
+        op: Op | None,
+        deferred: bool = False,
+    ) -> None:
         low, high = shared_range(old_key, key)
         block = find_block(space, low)
         start, label = (block.offset, block.label) if block is not None else (0, NOBODYS)
@@ -127,8 +146,13 @@ def _newest(found: list[tuple]) -> list[tuple]:
     for item in found:
         first = item[1]
         covered = any(
-            other[1] is not first and other[2] is item[2]
-            and (first.seq < other[1].seq if other[1].actor == first.actor else first.seq <= other[1].clock.get(first.actor, 0))
+            other[1] is not first
+            and other[2] is item[2]
+            and (
+                first.seq < other[1].seq
+                if other[1].actor == first.actor
+                else first.seq <= other[1].clock.get(first.actor, 0)
+            )
             for other in found
         )
         if not covered and not any(kept[1] is first and kept[2] is item[2] and meet(kept[4], item[4]) for kept in keep):
@@ -172,18 +196,27 @@ def _variable(queue: Queue) -> str:
 def _fix(first: Op, op: Op | None, second: Access, reused: bool, label: str) -> str:
     where = _variable(first.queue)
     if op is None:
-        return f"{where}.synchronize()  # before the host touches {label}; or synchronise an event recorded after #{first.index}"
+        return (
+            f"{where}.synchronize()  # before the host touches {label}; "
+            f"or synchronise with an event recorded after #{first.index}"
+        )
     if reused:
-        return (f"tensor.record_stream({where})  # for the tensor that #{first.index} uses, before it is freed; "
-                f"or {_variable(op.queue)}.wait_stream({where}) before #{op.index}")
-    return (f"{_variable(op.queue)}.wait_stream({where})  # before {op.name} #{op.index} is queued; "
-            f"or wait for an event recorded right after #{first.index}")
+        return (
+            f"tensor.record_stream({where})  # for the tensor that #{first.index} uses, before it is freed; "
+            f"or {_variable(op.queue)}.wait_stream({where}) before #{op.index}"
+        )
+    return (
+        f"{_variable(op.queue)}.wait_stream({where})  # before {op.name} #{op.index} is queued; "
+        f"or wait for an event recorded right after #{first.index}"
+    )
 
 
 def _remark(first: Op, op: Op | None, reused: bool) -> str:
     remarks = []
     if reused:
-        remarks.append(f"The memory that #{first.index} uses was freed and given to another tensor while that work was pending.")
+        remarks.append(
+            f"The memory that #{first.index} uses was freed and given to another tensor while that work was pending."
+        )
     if op is not None:
         remarks += [f"See note: {note.text}" for note in _void_waits(first, op)]
     return " ".join(remarks)

@@ -1,0 +1,1 @@
+"""Programs that several tests and benchmarks of the simulated device run."""

@@ -1,0 +1,95 @@
+"""Functions that make tensors: on the device, pinned, or as they always did."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.utils._device as default_device
+
+from . import copies, sessions
+from .geometry import of
+from .tensor import SimTensor
+
+
+def wants_cuda(kwargs: dict) -> bool:
+    device = kwargs.get("device")
+    if device is None:
+        device = default_device.CURRENT_DEVICE
+    if device is None:
+        return False
+    wanted = torch.device("cuda", device) if isinstance(device, int) else torch.device(device)
+    if wanted.type == "cuda":
+        sessions.check_index(wanted)
+    return wanted.type == "cuda"
+
+
+def factory(func: Any, args: tuple, kwargs: dict) -> Any:
+    device = sessions.active()
+    like = next((a for a in args[:1] if isinstance(a, torch.Tensor)), None)
+    on_device = wants_cuda(kwargs) if like is None or kwargs.get("device") is not None else isinstance(like, SimTensor)
+    if kwargs.get("pin_memory"):
+        if on_device:
+            raise RuntimeError("Only dense CPU tensors can be pinned")
+        return _pinned_factory(device, func, args, {k: v for k, v in kwargs.items() if k != "pin_memory"})
+    if not on_device:
+        return _on_cpu(func, args, kwargs, like)
+    rest = {k: v for k, v in kwargs.items() if k not in ("device", "requires_grad", "pin_memory", "generator")}
+    if isinstance(like, SimTensor):
+        return func(*args, **{k: v for k, v in kwargs.items() if k != "device"})
+    with torch._C.DisableTorchFunction():
+        g = of(func(*args, device="meta", **rest))
+    name = func.__name__
+    if name.startswith("empty") or name.startswith("new_empty"):
+        made = device.empty(g)
+    else:
+        made = device.factory(name, g, _call_later(device, func, args, rest, kwargs.get("generator")))
+    return made.requires_grad_(True) if kwargs.get("requires_grad") else made
+
+
+def _on_cpu(func: Any, args: tuple, kwargs: dict, like: Any) -> Any:
+    if isinstance(like, SimTensor):  # empty_like(x, device="cpu") and its relatives
+        with torch._C.DisableTorchFunction():
+            like = torch.empty_strided(like.geometry.shape, like.geometry.stride, dtype=like.dtype)
+            return func(like, *args[1:], **kwargs)
+    return func(*args, **kwargs)
+
+
+def _call_later(device: Any, func: Any, args: tuple, kwargs: dict, generator: torch.Generator | None) -> Any:
+    def call() -> torch.Tensor:
+        return func(*args, device="cpu", **kwargs)
+
+    if "rand" not in func.__name__ and func.__name__ != "normal":
+        return call
+    return device.drawn_from(generator, call)
+
+
+def _pinned_factory(device: Any, func: Any, args: tuple, kwargs: dict) -> torch.Tensor:
+    grad = kwargs.pop("requires_grad", False)
+    with torch._C.DisableTorchFunction():
+        if func.__name__.startswith("empty"):
+            meta = func(*args, **{**kwargs, "device": "meta"})
+            made = device.host.empty(meta.shape, meta.dtype)
+        else:
+            made = device.host.pin(func(*args, **kwargs))
+    return made.requires_grad_(True) if grad else made
+
+
+def from_data(func: Any, args: tuple, kwargs: dict) -> Any:
+    """torch.tensor and torch.as_tensor: built on the CPU, then copied."""
+    data = args[0] if args else kwargs.get("data")
+    to_cuda = (
+        wants_cuda(kwargs)
+        if kwargs.get("device") is not None or not isinstance(data, torch.Tensor)
+        else isinstance(data, SimTensor)
+    )
+    pin, grad = kwargs.get("pin_memory", False), kwargs.get("requires_grad", False)
+    rest = {k: v for k, v in kwargs.items() if k not in ("device", "pin_memory", "requires_grad")}
+    if isinstance(data, SimTensor):
+        made = copies.converted(data, "cuda" if to_cuda else "cpu", rest.get("dtype"), False, copy=func is torch.tensor)
+    elif not to_cuda:
+        made = func(*args, **rest, **({"device": kwargs["device"]} if "device" in kwargs else {}))
+        made = sessions.active().host.pin(made) if pin else made
+    else:
+        made = copies.converted(func(*args, device="cpu", **rest), "cuda", None, False)
+    return made.requires_grad_(True) if grad else made

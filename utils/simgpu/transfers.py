@@ -1,0 +1,124 @@
+"""What the copies between host and device do when they run."""
+
+from __future__ import annotations
+
+import zlib
+from typing import Any
+
+import torch
+
+from .geometry import of
+from .ops import Op
+from .space import Key, Space
+from .task import Task
+from .values import CLEAN, TORN, UNWRITTEN, Ref, plain_torch, poison, set_taint, taint_view, view
+
+
+class PinnedUpload:
+    """Read pinned memory when the copy runs; notice bytes that changed since the call.
+
+    A pending copy keeps its source alive, as CUDA's caching host allocator does; a captured one does not.
+    """
+
+    def __init__(self, device: Any, dst: Ref, src: torch.Tensor, home: Space, *, captured: bool = False):
+        self.device, self.dst, self.home = device, dst, home
+        self.src = None if captured else src
+        self.digest = None if captured else digest(src)
+        self.like = _outline(src) if captured else None
+        if not captured:
+            home.uploads.append(self)
+
+    def refresh(self) -> None:
+        """A copy to the host changed the source, as it was told to."""
+        self.digest = digest(self.src)
+
+    def again(self, op: Op) -> Any:
+        """For one replay: the source as it is at the replay's launch."""
+        src = self.device.host.rebuild(self.home, self.like)
+        if src is None:
+            self.device.machine.watch.freed_source(op, self.home)
+            return _spoiled(self.dst)
+        return PinnedUpload(self.device, self.dst, src, self.home)
+
+    def __call__(self, op: Op) -> None:
+        self.home.uploads.remove(self)
+        with plain_torch():
+            if digest(self.src) != self.digest:
+                self.device.machine.watch.outside_write(op, self.home, self.device.host.key(self.home, self.src))
+            target = view(self.dst)
+            target.copy_(self.src)
+            mask = self.device.host.taint_of(self.home, self.src)
+            if mask is None:
+                set_taint(self.dst, CLEAN)
+            else:
+                set_taint(self.dst, mask)
+            _tear(op, self.dst, self.home, self.device.host.key(self.home, self.src))
+
+
+def _tear(op: Op, dst: Ref, home: Space, source: Key) -> None:
+    """A source that changed meanwhile spoils the whole copy; a second writer, what both wrote."""
+    if not op.bad:
+        return
+    if any(space is home for space, _ in op.bad):
+        poison(view(dst))
+        set_taint(dst, TORN)
+    Task("copy_", copy_values, (), {}, [], [], [dst], lambda op, ref: None)._tear_writes(op)
+
+
+def _outline(tensor: torch.Tensor) -> torch.Tensor:
+    """A meta tensor with a tensor's geometry and offset."""
+    with plain_torch():
+        size = tensor.storage_offset() + of(tensor).span // tensor.element_size()
+        return torch.empty(size, dtype=tensor.dtype, device="meta").as_strided(
+            tensor.shape, tensor.stride(), tensor.storage_offset()
+        )
+
+
+def _spoiled(dst: Ref) -> Any:
+    def run(op: Op) -> None:
+        with plain_torch():
+            poison(view(dst))
+            set_taint(dst, TORN)
+
+    return run
+
+
+def upload(dst: Ref, source: torch.Tensor) -> Any:
+    def run(op: Op) -> None:
+        with plain_torch():
+            view(dst).copy_(source)
+            set_taint(dst, CLEAN)
+            Task("copy_", copy_values, (), {}, [], [], [dst], lambda op, ref: None)._tear_writes(op)
+
+    return run
+
+
+def copy_values(dst: torch.Tensor, src: torch.Tensor) -> torch.Tensor:
+    return dst.copy_(src)
+
+
+def digest(tensor: torch.Tensor) -> int:
+    """A checksum of a CPU tensor's bytes."""
+    with plain_torch():
+        flat = tensor.contiguous().reshape(-1).view(torch.uint8) if tensor.numel() else tensor.reshape(-1)
+        return zlib.crc32(memoryview(flat.numpy()))
+
+
+def download(device: Any, dst: torch.Tensor, src: Ref, home: Space | None) -> Any:
+    def run(op: Op) -> None:
+        with plain_torch():
+            dst.copy_(view(src))
+            mask = taint_view(src)
+            bad = bool(op.bad)
+            if bad or mask.any():
+                poison(dst, None if bad else mask)
+                if home is not None:
+                    device.host.taint(home, dst, None if bad else mask)
+                if not bad and (mask == UNWRITTEN).any():
+                    device.report(op, src)
+            elif home is not None:
+                device.host.clean(home, dst)
+            for pending in home.uploads if home is not None else ():
+                pending.refresh()
+
+    return run

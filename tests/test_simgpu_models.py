@@ -208,6 +208,22 @@ OPERATORS = {
 }
 
 
+def test_running_statistics_are_updated(gpu):
+    x = torch.randn(8, 3)
+    norms = [nn.BatchNorm1d(3), nn.BatchNorm1d(3).to("cuda")]
+    found = [norm(x.to(norm.weight.device)).cpu() for norm in norms]
+    assert torch.allclose(*found, atol=1e-6) and torch.allclose(norms[0].running_mean, norms[1].running_mean.cpu())
+
+
+def test_an_output_may_be_an_input_too(gpu):
+    x, side = torch.ones(4, device="cuda"), torch.cuda.Stream()
+    torch.cuda.synchronize()
+    with torch.cuda.stream(side):
+        x.add_(1)
+    torch.add(x, 1, out=x)
+    assert [h.kind for h in gpu.hazards] == ["RAW"]
+
+
 def _set(x):
     x[0] = 5
     x[1:, 2] = x[0, :3]

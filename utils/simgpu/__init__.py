@@ -5,6 +5,10 @@
 >>> gpu.hazards, gpu.notes, gpu.elapsed_ms, gpu.trace(), gpu.graph()
 
 Importing this does not import torch; the first session does.
+
+What cannot be seen: reads of pinned memory through numpy, and which rows an operator with an index tensor touches, so
+``index_copy_``, ``scatter_`` and their like count as writing their whole tensor. Several host threads take turns and
+count as one, so nothing between them is a race. Gradients, autocast and other devices are not modelled and say so.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ import torch
 
 from . import infer
 from .geometry import Geometry
-from .infer import NO_KERNEL, WRITE_ONLY, OpInfo, Plan, replace_tensors
+from .infer import NO_KERNEL, OpInfo, Plan, replace_tensors
 from .lock import LOCK
 from .ops import Unsupported
 from .special import SPECIAL
@@ -160,28 +160,17 @@ def launch(
     queue, name = device.queue, info.name
     if name in GEMM_NAMES and queue.workspace is None:
         device.open_workspace(queue)
-    if info.mutated:
-        changed, reads = _mutated(info, args, kwargs, tensors)
-        writes = [t.place for t in changed]
-        outputs: list[SimTensor] = []
-    else:
-        changed, reads = [], tensors
-        outputs = [device.new(g, queue) for g in found.outputs]
-        writes = [t.place for t in outputs]
+    changed, reads = _mutated(info, args, kwargs, tensors) if info.mutated else ([], tensors)
+    outputs = [] if info.returns_mutated else [device.new(g, queue) for g in found.outputs]
     body = device.body(info, args, kwargs, reads, outputs, changed) if device.values else None
     device.machine.launch(
-        queue,
-        name,
-        "kernel",
-        "compute",
-        found.cost.work,
-        share=found.cost.share,
-        reads=[t.place for t in reads],
-        writes=writes,
-        run=body,
+        queue, name, "kernel", "compute", found.cost.work, share=found.cost.share, reads=[t.place for t in reads],
+        writes=[t.place for t in (*outputs, *changed)], run=body,
     )
-    if info.mutated or not found.outputs:
-        return _returned(changed, found) if info.returns_mutated else None
+    if info.returns_mutated:
+        return _returned(changed, found)
+    if not outputs:
+        return None
     if found.single:
         return outputs[0]
     return tuple(outputs) if found.is_tuple else outputs
@@ -198,9 +187,13 @@ def _mutated(
                 changed.append(item)
             elif item is not None:
                 raise RuntimeError(f"{info.name}: expected its output on cuda:0, but it is on {item.device}")
-    only_written = info.name in WRITE_ONLY or not info.name.endswith("_")
-    ids = {id(t) for t in changed} if only_written else ()
-    return changed, [t for t in tensors if id(t) not in ids]
+    reads = list(tensors)
+    for written in changed if info.writes_only else ():
+        for place in range(len(reads) - 1, -1, -1):     # once: an out= that is an input as well is read, too
+            if reads[place] is written:
+                del reads[place]
+                break
+    return changed, reads
 
 
 def _returned(changed: list[SimTensor], found: Plan) -> Any:

@@ -41,6 +41,7 @@ class OpInfo:
         "random",
         "returns_mutated",
         "widen",
+        "writes_only",
     )
 
     def __init__(self, func: Any):
@@ -52,6 +53,9 @@ class OpInfo:
             (index, argument.name)
             for index, argument in enumerate(schema.arguments)
             if argument.alias_info is not None and argument.alias_info.is_write
+        )
+        self.writes_only = self.name in WRITE_ONLY or all(      # out= arguments come by keyword
+            a.kwarg_only for a in schema.arguments if a.alias_info is not None and a.alias_info.is_write
         )
         self.returns_mutated = any(r.alias_info is not None and r.alias_info.is_write for r in schema.returns)
         self.pointwise = torch.Tag.pointwise in func.tags

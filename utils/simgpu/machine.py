@@ -167,6 +167,8 @@ class Machine(Host):
         self._enqueue(marker)
         if run is not None and self.lazy:
             self.deferred.append(marker)
+        if len(self.heap) > MAX_UNFINISHED:
+            self.advance(self.host_ns)
         return marker
 
     def wait(self, queue: Queue, marker: Op) -> None:

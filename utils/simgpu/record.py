@@ -85,8 +85,9 @@ def recorder(device: Any) -> Callable[[Callable[[], Any]], Trace]:
 def graph_of(machine: Machine, *, unit: str = "us", host: bool = True) -> nx.DiGraph:
     """Operations and host work as tasks, with the order that streams, events and the host impose.
 
-    Nodes: "name #index" for operations, "host name @n" for the host; attributes duration, resource, label, kind,
-    stream, bytes. ``host=False`` leaves the host out: what the device alone could do.
+    Nodes: "name #index" for operations, "host name @n" for the host; attributes duration (``unit``: "us" or "ns"),
+    resource, label, kind, bytes, and stream for operations. ``host=False`` leaves the host out:
+    what the device alone could do.
     """
     import networkx as nx
 
@@ -132,7 +133,6 @@ class _Tasks:
             resource="host",
             label=span.label,
             kind="sync" if span.kind == "sync" else "host",
-            stream=-1,
             bytes=0,
         )
         if before is not None:
@@ -195,8 +195,8 @@ KERNELS = frozenset({"kernel", "d2d", "memset"})
 def retime(program: Any, *, copy_scale: float = 1.0, compute_scale: float = 1.0) -> Schedule:
     """Schedule a recorded program (a session, or its ``graph()``) with all copies and kernels so many times as long.
 
-    The program does not run again: order, streams, events and host work stay. Raises ValueError for a scale that is
-    not above 0. How both copy directions slow each other stays as it was recorded.
+    The program does not run again: order, streams, events and host work stay, and so does how both copy directions
+    slowed each other. Times are in the graph's unit (us). Raises ValueError for a scale that is not above 0.
     """
     from ..dag import schedule
 

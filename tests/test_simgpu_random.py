@@ -246,3 +246,40 @@ def test_programs_without_hazards_equal_program_order(numerics, care):
             assert gpu.notes == []
         assert not hazards or care < 1
     assert clean >= (40 if care == 1 else 3)
+
+
+@pytest.mark.parametrize("delay", ["none", "first", "second"])
+@pytest.mark.parametrize("kind", ["RAW", "WAR", "WAW", "RAW part", "host RAW", "host WAR"])
+def test_adversarial_numerics_spoil_every_unordered_access(kind, delay):
+    with simgpu.session(simgpu.H200, numerics="adversarial") as gpu:
+        x, source = torch.ones(8, device="cuda"), torch.ones(8).pin_memory()
+        home = torch.zeros(8, pin_memory=True)
+        torch.cuda.synchronize()
+        first, second = torch.cuda.Stream(), torch.cuda.Stream()
+        with torch.cuda.stream(first):
+            if delay == "first":
+                torch.cuda._sleep(1_000_000)
+            if kind == "WAR":
+                seen = x + 1
+            elif kind == "host RAW":
+                home.copy_(x, non_blocking=True)
+            else:
+                x.copy_(source, non_blocking=True)
+        with torch.cuda.stream(second):
+            if delay == "second":
+                torch.cuda._sleep(1_000_000)
+                simgpu.host_work(2_000, "long enough for the first")
+            if kind in ("WAR", "WAW"):
+                x.fill_(3)
+            elif kind == "RAW":
+                seen = x + 1
+            elif kind == "RAW part":
+                seen = x[2:4] + 1
+            elif kind == "host RAW":
+                seen = home.clone()
+            else:
+                source.fill_(2)
+        torch.cuda.synchronize()
+        seen = x if kind in ("WAW", "host WAR") else seen
+        assert [h.kind for h in gpu.hazards] == [kind.split()[1] if kind.startswith("host") else kind.split()[0]]
+        assert seen.isnan().all().item()

@@ -77,11 +77,11 @@ class Check:
         raise ValueError(f"check({shown(answer)}): give one of this lab's functions, not its result: {known}")
 
 
-def call(puzzle: str, answer: Answer, *arguments: Any, on: str) -> Any:
+def call(puzzle: str, answer: Answer, *arguments: Any, on: str, empty: bool = False) -> Any:
     """Run a learner's function on one case; its own error becomes a verdict that names the case and the line.
 
-    Raises Refused for an exception of the learner's, for the wrong number of parameters and for a missing return
-    value; lets NotImplementedError through.
+    Raises Refused for an exception of the learner's, for the wrong number of parameters and, unless ``empty`` says
+    that there may be none, for a missing return value; lets NotImplementedError through.
     """
     _check_signature(puzzle, answer, len(arguments))
     try:
@@ -90,7 +90,7 @@ def call(puzzle: str, answer: Answer, *arguments: Any, on: str) -> Any:
         raise
     except Exception as error:
         raise Refused(_failed(puzzle, answer, error, on)) from error
-    if result is None:
+    if result is None and not empty:
         raise Refused(Verdict(puzzle, [Tick("correct", False, f"{puzzle} returned None on {on}")],
                               says="Does every way through the function end in a return?"))
     return result

@@ -65,7 +65,7 @@ def _stat(name: str) -> Callable[..., int]:
 def reset_peak_memory_stats(device: Any = None) -> None:
     sessions.check_index(device)
     stats = _memory().stats
-    stats.allocated_peak, stats.reserved_peak = stats.allocated, stats.reserved
+    stats.allocated_peak, stats.active_peak, stats.reserved_peak = stats.allocated, stats.active, stats.reserved
 
 
 def memory_stats(device: Any = None) -> dict[str, int]:
@@ -76,8 +76,8 @@ def memory_stats(device: Any = None) -> dict[str, int]:
         "allocated_bytes.all.peak": s.allocated_peak,
         "reserved_bytes.all.current": s.reserved,
         "reserved_bytes.all.peak": s.reserved_peak,
-        "active_bytes.all.current": s.allocated,
-        "active_bytes.all.peak": s.allocated_peak,
+        "active_bytes.all.current": s.active,
+        "active_bytes.all.peak": s.active_peak,
         "allocation.all.allocated": s.allocations,
         "allocation.all.current": s.live,
         "num_alloc_retries": s.retries,

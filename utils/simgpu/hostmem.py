@@ -1,5 +1,6 @@
 """Pinned host memory: plain CPU tensors whose storages are known here, and what the host does to them.
 
+Pinned memory belongs to the process, not to a device: what another session or CUDA itself has pinned counts as pinned.
 Reads through numpy cannot be seen; writes through numpy are noticed when the copy that reads the bytes runs.
 """
 
@@ -17,6 +18,9 @@ from .space import Key, Space, meet
 from .values import mark_key, plain_torch, poison
 
 ALIGNMENT = 64
+REAL_CUDA = torch.cuda.is_available()   # asked when this is imported, before anything stands in for torch.cuda
+
+_owners: dict[int, weakref.ref] = {}    # address -> memory that any session has pinned and that is still in use
 
 
 class _Pinned(Block):
@@ -35,6 +39,7 @@ class HostMemory:
     def __init__(self, device: Any):
         self.device = device
         self.spaces: dict[int, Space] = {}
+        self.kept: list[Any] = []       # memory that CUDA pinned, which nothing else here would keep
 
     # making and finding pinned memory
 
@@ -61,6 +66,7 @@ class HostMemory:
         space.live[0] = block
         space.data = weakref.ref(owner)
         self.spaces[address] = space
+        _owners[address] = weakref.ref(owner)
         weakref.finalize(owner, _forget, weakref.ref(self), address, space).atexit = False
 
     def pin(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -74,12 +80,28 @@ class HostMemory:
 
     def space_of(self, tensor: torch.Tensor) -> Space | None:
         """The pinned buffer that a CPU tensor lies in, None when it is pageable."""
-        if not self.spaces:
+        if not _owners and not REAL_CUDA:
             return None
         try:
-            return self.spaces.get(tensor.untyped_storage().data_ptr())
+            address = tensor.untyped_storage().data_ptr()
         except (RuntimeError, NotImplementedError):
             return None
+        space = self.spaces.get(address)
+        return space if space is not None else self._adopt(address, tensor)
+
+    def _adopt(self, address: int, tensor: torch.Tensor) -> Space | None:
+        """Take in memory that another session, or CUDA itself, has pinned."""
+        owner = _owners[address]() if address in _owners else None
+        if owner is None and REAL_CUDA:
+            with plain_torch():
+                if tensor.is_pinned():
+                    whole = torch.empty(0, dtype=torch.uint8).set_(tensor.untyped_storage())
+                    owner = whole.numpy()
+                    self.kept.append(owner)
+        if owner is None:
+            return None
+        self._register(address, len(owner), owner)
+        return self.spaces[address]
 
     def rebuild(self, space: Space, like: torch.Tensor) -> torch.Tensor | None:
         """The pinned tensor with the geometry and place of ``like`` (a meta tensor); None when the buffer is gone."""
@@ -157,6 +179,9 @@ class HostMemory:
 
 
 def _forget(owner: Any, address: int, space: Space) -> None:
+    known = _owners.get(address)
+    if known is not None and known() is None:
+        del _owners[address]
     memory = owner()
     if memory is not None and memory.spaces.get(address) is space:
         del memory.spaces[address]

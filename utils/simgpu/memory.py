@@ -74,21 +74,26 @@ def format_bytes(count: int) -> str:
 
 @dataclass
 class Stats:
-    """Bytes in use and taken from the device, now and at their peak."""
+    """Bytes now and at their peak: ``allocated`` to tensors, ``active`` with freed blocks that other streams still
+    use (record_stream), ``reserved`` from the device."""
 
     allocated: int = 0
+    active: int = 0
     reserved: int = 0
     allocated_peak: int = 0
+    active_peak: int = 0
     reserved_peak: int = 0
     allocations: int = 0
     live: int = 0
     ooms: int = 0
     retries: int = 0
 
-    def add(self, allocated: int = 0, reserved: int = 0) -> None:
+    def add(self, allocated: int = 0, reserved: int = 0, active: int = 0) -> None:
         self.allocated += allocated
+        self.active += active
         self.reserved += reserved
         self.allocated_peak = max(self.allocated_peak, self.allocated)
+        self.active_peak = max(self.active_peak, self.active)
         self.reserved_peak = max(self.reserved_peak, self.reserved)
 
 
@@ -130,7 +135,7 @@ class Allocator:
         block.free, block.request, block.birth = False, nbytes, self.machine.count
         block.number, block.name, block.shared, block.queue = next(self.numbers), None, None, queue
         block.space.live[block.offset] = block
-        self.stats.add(allocated=block.size)
+        self.stats.add(allocated=block.size, active=block.size)
         self.stats.allocations += 1
         self.stats.live += 1
         return block
@@ -209,6 +214,7 @@ class Allocator:
         insort(self.free_blocks.setdefault(key, []), tail)
 
     def _give_back(self, block: Block) -> None:
+        self.stats.add(active=-block.size)
         block.space.live.pop(block.offset, None)
         block.free = True
         blocks = self.free_blocks.setdefault(block.pool, [])

@@ -58,11 +58,12 @@ def _device_rows(machine: Machine, since: int) -> Iterator[tuple]:
 
 
 def _host_rows(machine: Machine, since: int) -> Iterator[tuple]:
+    """What the host did. A wait stands twice, as in a profiler's trace: as a call of the host and on the sync lane."""
     for span in machine.host_spans:
         if span.start < since or span.kind == "event":
             continue
-        kind = "sync" if span.kind == "sync" else "host"
-        yield span.label, kind, kind, -1, span.start - since, span.end - span.start, 0, span.op
+        for kind in ("host", "sync") if span.kind == "sync" else ("host",):
+            yield span.label, kind, kind, -1, span.start - since, span.end - span.start, 0, span.op
 
 
 def recorder(device: Any) -> Callable[[Callable[[], Any]], Trace]:

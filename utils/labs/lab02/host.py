@@ -1,0 +1,132 @@
+"""Judges of the puzzles about the host: it runs ahead, and it waits for exactly one thing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..check import Answer
+from ..device import CALLS_US, SLACK, Run, Setting, passed, refuse, refute_race, run_all, run_once
+from ..values import number, shown
+from ..verdict import Verdict
+from .data import counting, digest, permutation
+from .waits import reference, tried
+
+TICKS = ("correct", "race-free", "time")
+STEPS = (1, 2, 7, 20)
+SMALL = 1 / 2   # products as short as in a small model, so that a wait of the host shows
+
+
+def judge_sums_per_step(answer: Answer) -> Verdict:
+    """The sum of every intermediate product, as a list of floats, with no gap between the products."""
+    from ... import simgpu
+
+    x, weight = counting(11), 2 * permutation(12)   # doubling is exact, so every sum is, and all of them differ
+    last = None
+    for steps in STEPS:
+        wanted = [float(x.sum()) * 2.0 ** (step + 1) for step in range(steps)]
+
+        def prepare(steps: int = steps) -> tuple[tuple[Any, ...], Any]:
+            return (x.to("cuda"), weight.to("cuda"), steps), None
+
+        setting = Setting("sums_per_step", prepare, lambda result, _: _floats(result),
+                          simgpu.RTX_5060_LAPTOP, scale=SMALL)
+        runs = run_all(setting, answer, (1.0,))
+        refute_race(setting, answer, runs, wanted, TICKS, lambda given, right: given == right)
+        if runs[0].value != wanted:
+            raise refuse("sums_per_step", TICKS, "correct", f"{steps} step{'' if steps == 1 else 's'}",
+                         f"Returned {shown(runs[0].value)}, expected {shown(wanted)}: one float for every step.",
+                         runs[0].trace)
+        goal = run_once(setting, reference("sums_per_step"), 1.0)
+        _judge_gaps(runs[0], goal, steps)
+        last = runs[0], goal
+    whys = ("every sum", "nothing unordered", "no gap between the products, one wait at the end")
+    return passed("sums_per_step", TICKS, whys, *last, tried=f"{', '.join(map(str, STEPS))} steps")
+
+
+def _floats(result: Any) -> Any:
+    if not isinstance(result, (list, tuple)):
+        return f"a {type(result).__name__}"
+    return [float(value) if number(value) is not None else f"a {type(value).__name__}" for value in result]
+
+
+def _judge_gaps(run: Run, goal: Run, steps: int) -> None:
+    """Only time in which the GPU does nothing counts: an extra small kernel or copy per step is nobody's wait."""
+    if _waited(run) <= _waited(goal) + CALLS_US:
+        return
+    waits = sum(1 for kind in run.trace.columns["kind"] if kind == "d2h")
+    says = (f"Correct, but it takes {run.returned_us:.0f} µs instead of {goal.returned_us:.0f}. "
+            f"{waits} values came back to the host, one by one; at each the host stops launching and the GPU runs dry. "
+            "Keep the sums on the GPU, and fetch them all at once, at the end." if waits > 1 else
+            f"Correct, but it takes {run.returned_us:.0f} µs instead of {goal.returned_us:.0f}: the host waits where "
+            "it need not, or launches more than it has to.")
+    raise refuse("sums_per_step", TICKS, "time", f"{steps} steps", says, run.trace, goal)
+
+
+def _waited(run: Run) -> float:
+    return run.returned_us - run.trace.busy_us(["compute", "h2d", "d2h"], start=0, stop=run.returned_us)
+
+
+def judge_fetch(answer: Answer) -> Verdict:
+    """A product, its copy to pinned memory on ``stream``, and the host's sum of it, beside unrelated work."""
+    from ... import simgpu
+
+    x, weight = counting(21), permutation(22)
+    wanted = float(x.sum())
+    setting = Setting("fetch", lambda: _fetch_arguments(x, weight), lambda result, _: _float(result),
+                      simgpu.RTX_4090, start=_launch_unrelated)
+    filled = Setting("fetch", setting.prepare, lambda _, state: _filled(state), simgpu.RTX_4090)
+    runs = run_all(setting, answer)
+    if odd := next((run for run in runs if isinstance(run.value, str) and run.value != "nan"), None):
+        raise refuse("fetch", TICKS, "correct", f"returned {odd.value}", "Return the sum, one Python float.", odd.trace)
+    refute_race(setting, answer, runs, wanted, TICKS, lambda given, right: given == right)
+    if wrong := next((run for run in runs if run.value != wanted), None):
+        raise refuse("fetch", TICKS, "correct", f"copy/compute {wrong.ratio:g}",
+                     f"Every order is said, but the sum is {shown(wrong.value)} instead of {shown(wanted)}: which "
+                     "tensor was copied, and which was summed?", wrong.trace)
+    if run_once(filled, answer, 1.0).value != digest(x @ weight):
+        raise refuse("fetch", TICKS, "correct", "`out` does not hold the product",
+                     "The sum is right, but not added up from `out`. Copy the product there, and let the host read it.",
+                     runs[2].trace)
+    goals = [run_once(setting, reference("fetch"), run.ratio) for run in runs]
+    for run, goal in zip(runs, goals, strict=True):
+        if run.returned_us > goal.returned_us * SLACK + CALLS_US:
+            raise refuse("fetch", TICKS, "time", f"{run.returned_us:.0f} µs, copy/compute {run.ratio:g}",
+                         f"Correct, but {run.returned_us:.0f} µs instead of {goal.returned_us:.0f}. Another stream is "
+                         "busy with an upload that this result does not need, and the host waits for it too, or waits "
+                         "twice. Wait for one event: the one behind the copy to `out`.", run.trace, goal)
+    whys = ("the sum, read after it arrived", "every order is said", "the host waits for one copy and nothing else")
+    return passed("fetch", TICKS, whys, runs[2], goals[2], tried=tried() + ", beside a long upload")
+
+
+def _float(result: Any) -> Any:
+    plain = number(result)
+    if plain is None and isinstance(result, float):
+        return "nan"
+    return float(plain) if plain is not None else f"a {type(result).__name__}"
+
+
+def _filled(state: dict[str, Any]) -> Any:
+    import torch
+
+    torch.cuda.synchronize()
+    return digest(state["out"])
+
+
+def _fetch_arguments(x: Any, weight: Any) -> tuple[tuple[Any, ...], Any]:
+    import torch
+
+    from ... import simgpu
+
+    out = simgpu.name(torch.full(x.shape, -1.0).pin_memory(), "out")
+    stream = simgpu.name(torch.cuda.Stream(), "stream")
+    big = torch.zeros(16, *x.shape).pin_memory()
+    state = {"out": out, "big": big, "to": torch.empty(16, *x.shape, device="cuda"), "stream": torch.cuda.Stream()}
+    return (x.to("cuda"), weight.to("cuda"), out, stream), state
+
+
+def _launch_unrelated(state: dict[str, Any]) -> None:
+    """A long upload on a stream of its own: a device-wide wait would wait for it."""
+    import torch
+
+    with torch.cuda.stream(state["stream"]):
+        state["to"].copy_(state["big"], non_blocking=True)

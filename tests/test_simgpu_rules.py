@@ -34,7 +34,7 @@ def everything_patched():
     return (
         {
             (module.__name__, name): value
-            for module in (torch.cuda, torch.cuda.memory, torch.cuda.streams, torch.cuda.nvtx)
+            for module in (torch, torch.cuda, torch.cuda.memory, torch.cuda.streams, torch.cuda.nvtx, torch.cuda.graphs)
             for name, value in vars(module).items()
         }
         | {("record_function", name): value for name, value in vars(torch.autograd.profiler.record_function).items()}

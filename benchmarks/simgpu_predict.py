@@ -38,7 +38,7 @@ class Pipeline:
         width = weights[0].shape[0]
         self.weights, self.count, self.timed = weights, slots, timed
         self.slots = [torch.empty(width, width, dtype=torch.bfloat16, device="cuda") for _ in range(slots)]
-        self.xs = [torch.randn(batch, width, dtype=torch.bfloat16, device="cuda") for _ in range(2)]     # zeros save power
+        self.xs = [torch.randn(batch, width, dtype=torch.bfloat16, device="cuda") for _ in range(2)]  # not zeros: power
         self.loaded, self.free = ([torch.cuda.Event() for _ in range(slots)] for _ in range(2))
         self.onload = torch.cuda.Stream() if slots > 1 else torch.cuda.current_stream()
         self.onload.wait_stream(torch.cuda.current_stream())

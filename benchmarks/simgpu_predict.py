@@ -3,9 +3,9 @@
     python benchmarks/simgpu_predict.py > prediction.json     on a CUDA machine; --layers, --width, --batches to change
 
 One GEMM and one copy are timed with events in a calibration program (8 layers, ring of 4 slots or serial, so the clocks
-see the same duty cycle), and alone. The pipelines below are then run on the device and, as the same functions, on the
-simulated one with those times; per pipeline and batch size the result gives milliseconds per call and the error of both
-predictions in percent.
+see the same duty cycle), and alone. The pipelines below are run on the device and, as the same functions, on the
+simulated one with those times. Calibration and measurement alternate in several rounds, and medians are compared; per
+pipeline and batch size the result gives milliseconds per call and the error of both predictions in percent.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ import torch
 
 from utils import simgpu
 
-CALLS, WARM_UP_S = 5, 1.0
+CALLS, WARM_UP_S, ROUNDS = 5, 1.0, 5
 CALIBRATION_LAYERS, CALIBRATION_SLOTS = 8, 4
 NS = 1_000_000_000
 
@@ -167,19 +167,36 @@ def error_percent(predicted: dict[str, float], measured: dict[str, float]) -> di
     return {name: round(100 * (predicted[name] / value - 1), 2) for name, value in measured.items()}
 
 
+def one_round(weights: list[torch.Tensor], batch: int) -> dict[str, Any]:
+    """Calibration and measurement once, one after the other: the card's clocks drift over seconds, for both alike."""
+    return {"serial": calibrate(weights, batch, 1), "overlapped": calibrate(weights, batch, CALIBRATION_SLOTS),
+            "alone": isolated_ms(weights, batch),
+            "measured": measure(weights, batch, lambda: time.perf_counter() * 1e6)}
+
+
+def spread_percent(times: list[float]) -> float:
+    """Largest over smallest, in percent above 1."""
+    return round(100 * (max(times) / min(times) - 1), 2)
+
+
 def compare(weights: list[torch.Tensor], batch: int) -> dict[str, Any]:
     """Measured and both predictions for one batch size."""
     width, layers = weights[0].shape[0], len(weights)
-    serial, overlapped = calibrate(weights, batch, 1), calibrate(weights, batch, CALIBRATION_SLOTS)
-    alone = isolated_ms(weights, batch)
-    measured = measure(weights, batch, lambda: time.perf_counter() * 1e6)
+    rounds = [one_round(weights, batch) for _ in range(ROUNDS)]
+    serial, overlapped = ([statistics.median(times) for times in zip(*(found[name] for found in rounds), strict=True)]
+                          for name in ("serial", "overlapped"))
+    alone = statistics.median(found["alone"] for found in rounds)
+    measured = {name: statistics.median(found["measured"][name] for found in rounds) for name in rounds[0]["measured"]}
     calibrated = predict(width, layers, batch, *overlapped)
     calibrated["serial"] = predict(width, layers, batch, *serial)["serial"]
     from_isolated = predict(width, layers, batch, overlapped[0], alone)
     return {
         "batch": batch, "copy_ms": overlapped[0],
         "gemm_ms": {"serial": serial[1], "overlapped": overlapped[1], "isolated": alone},
-        "measured_ms": measured, "predicted_ms": calibrated, "error_percent": error_percent(calibrated, measured),
+        "measured_ms": measured,
+        "measured_spread_percent": {name: spread_percent([found["measured"][name] for found in rounds])
+                                    for name in measured},
+        "predicted_ms": calibrated, "error_percent": error_percent(calibrated, measured),
         "error_percent_with_isolated_gemm": error_percent(from_isolated, measured),
     }
 

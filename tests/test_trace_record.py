@@ -27,7 +27,7 @@ class FakeTorch(types.ModuleType):
         self.cuda = types.SimpleNamespace(is_available=lambda: available, synchronize=lambda: log.append("synchronize"))
         self.profiler = types.ModuleType("torch.profiler")
         self.profiler.ProfilerActivity = types.SimpleNamespace(CPU="cpu", CUDA="cuda")
-        self.profiler.profile = lambda activities: FakeProfile(log, activities, rows)
+        self.profiler.profile = lambda activities, acc_events: FakeProfile(log, activities, rows)
 
     def install(self, monkeypatch):
         monkeypatch.setitem(sys.modules, "torch", self)

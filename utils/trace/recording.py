@@ -61,9 +61,9 @@ def _record_cuda(call: Callable[[], Any]) -> Trace:
 
     activities = [ProfilerActivity.CPU, ProfilerActivity.CUDA]
     torch.cuda.synchronize()
-    with profile(activities=activities):         # the first profile of a process pays for starting the profiler
+    with profile(activities=activities, acc_events=True):   # a process's first profile pays for starting the profiler
         torch.cuda.synchronize()
-    with profile(activities=activities) as profiler:
+    with profile(activities=activities, acc_events=True) as profiler:
         call()
         torch.cuda.synchronize()
     with tempfile.TemporaryDirectory() as folder:

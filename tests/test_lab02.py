@@ -109,6 +109,43 @@ def wrong_weight(x, ready, weight, host_weight, copy_stream):
     return (x @ ready) @ ready
 
 
+def other_order(x, ready, weight, host_weight, copy_stream):
+    return x @ (ready @ fill(weight, host_weight, copy_stream))
+
+
+def own_copy_polled(x, ready, weight, host_weight, copy_stream):
+    with cuda.stream(copy_stream):
+        weight.copy_(host_weight, non_blocking=True)
+    y = x @ ready
+    while not copy_stream.query():
+        pass
+    return y @ weight
+
+
+def copy_stream_left_current(x, ready, weight, host_weight, copy_stream):
+    y = x @ ready
+    copy_stream.wait_stream(HERE())
+    cuda.set_stream(copy_stream)
+    weight.copy_(host_weight, non_blocking=True)
+    return y @ weight
+
+
+def fill(weight, host, stream):
+    with cuda.stream(stream):
+        weight.copy_(host, non_blocking=True)
+    HERE().wait_stream(stream)
+    return weight
+
+
+def own_copy(x, ready, weight, host_weight, copy_stream):
+    with cuda.stream(copy_stream):
+        mine = host_weight.to("cuda", non_blocking=True)
+    y = x @ ready
+    HERE().wait_stream(copy_stream)
+    mine.record_stream(HERE())
+    return y @ mine
+
+
 def third_stream(x, ready, weight, host_weight, copy_stream):
     computing = cuda.Stream()
     computing.wait_stream(HERE())
@@ -158,6 +195,28 @@ def producers_wait(a, b, host_a, host_b, stream_a, stream_b):
     stream_b.wait_stream(stream_a)
     with cuda.stream(stream_b):
         b.copy_(host_b, non_blocking=True)
+    return a + b
+
+
+def all_on_the_current_stream(a, b, host_a, host_b, stream_a, stream_b):
+    a.copy_(host_a, non_blocking=True)
+    b.copy_(host_b, non_blocking=True)
+    return a + b
+
+
+def all_on_stream_a(a, b, host_a, host_b, stream_a, stream_b):
+    with cuda.stream(stream_a):
+        a.copy_(host_a, non_blocking=True)
+        b.copy_(host_b, non_blocking=True)
+    HERE().wait_stream(stream_a)
+    return a + b
+
+
+def blocking_copies(a, b, host_a, host_b, stream_a, stream_b):
+    with cuda.stream(stream_a):
+        a.copy_(host_a)
+    with cuda.stream(stream_b):
+        b.copy_(host_b)
     return a + b
 
 
@@ -220,6 +279,24 @@ def before_the_product(x, weight, steps):
     return torch.stack(collected).tolist()
 
 
+def on_the_cpu(x, weight, steps):
+    x, weight, found = x.cpu(), weight.cpu(), []
+    for _ in range(steps):
+        x = x @ weight
+        found.append(x.sum().item())
+    return found
+
+
+def from_the_start_each_time(x, weight, steps):
+    found = []
+    for i in range(steps):
+        y = x
+        for _ in range(i + 1):
+            y = y @ weight
+        found.append(y.sum())
+    return torch.stack(found).tolist()
+
+
 def into_a_device_buffer(x, weight, steps):
     out = torch.empty(steps, device="cuda")
     for i in range(steps):
@@ -267,6 +344,31 @@ def blocking_fetch(x, weight, out, stream):
     return out.sum().item()
 
 
+def through_numpy(x, weight, out, stream):
+    answer = fetching(host=lambda event, stream: None, result=lambda y, out: float(out.numpy().sum()))
+    return answer(x, weight, out, stream)
+
+
+def through_numpy_after_the_product(x, weight, out, stream):
+    def host(event, stream):
+        (x @ weight)[0, 0].item()   # waits for the current stream, not for the copy
+        cuda._sleep(1)
+        while not stream.query():
+            pass
+    y = x @ weight
+    stream.wait_stream(HERE())
+    with cuda.stream(stream):
+        out.copy_(y, non_blocking=True)
+    for _ in range(400):
+        y[0, 0].item()   # long enough for the copy to be over, but ordered after nothing of it
+    return float(out.numpy().sum())
+
+
+def two_lines(x, weight, out, stream):
+    out.copy_(x @ weight)
+    return out.sum().item()
+
+
 def never_copied(x, weight, out, stream):
     return (x @ weight).sum().item()
 
@@ -296,6 +398,8 @@ def saving(before=lambda i, seen: None, after=lambda y, stream, seen: None, stre
             seen.append((y, copied))
             after(y, stream, seen)
             del y
+        for _, copied in seen:
+            HERE().wait_event(copied)
         seen.clear()
     return answer
 
@@ -319,8 +423,8 @@ def drop_events_only(i, seen):
         HERE().wait_event(seen[-2][1])   # waits rightly, but keeps every product
 
 
-def two_buffers(inputs, weight, outs, stream):
-    slots = [torch.empty_like(inputs[0]) for _ in range(min(2, len(inputs)))]
+def two_buffers(inputs, weight, outs, stream, count=None):
+    slots = [torch.empty_like(inputs[0]) for _ in range(count or min(2, len(inputs)))]
     done = [None, None]
     for i, (x, out) in enumerate(zip(inputs, outs, strict=True)):
         slot = i % 2
@@ -350,6 +454,46 @@ def blocking_saves(inputs, weight, outs, stream):
         stream.wait_stream(HERE())
         with cuda.stream(stream):
             out.copy_(y)
+
+
+def last_two_unprotected(inputs, weight, outs, stream):
+    seen = []
+    for i, (x, out) in enumerate(zip(inputs, outs, strict=True)):
+        keep(2)(i, seen)
+        y, copied = x @ weight, cuda.Event()
+        stream.wait_stream(HERE())
+        with cuda.stream(stream):
+            out.copy_(y, non_blocking=True)
+            copied.record()
+        seen.append((y, copied))
+        del y
+
+
+def overwrites_inputs(inputs, weight, outs, stream):
+    y = torch.empty_like(inputs[0])
+    for x, out in zip(inputs, outs, strict=True):
+        torch.mm(x, weight, out=y)
+        x.copy_(y)
+        stream.wait_stream(HERE())
+        with cuda.stream(stream):
+            out.copy_(x, non_blocking=True)
+    HERE().wait_stream(stream)
+
+
+def keeps_them_in_place_of_inputs(inputs, weight, outs, stream):
+    products = []
+    for out in outs:
+        products.append(inputs.pop(0) @ weight)
+        stream.wait_stream(HERE())
+        with cuda.stream(stream):
+            out.copy_(products[-1], non_blocking=True)
+    HERE().wait_stream(stream)
+
+
+def replaces_outs(inputs, weight, outs, stream):
+    for i, x in enumerate(inputs):
+        y = x @ weight
+        outs[i] = y.to("cpu", non_blocking=True)
 
 
 def last_one_forgotten(inputs, weight, outs, stream):
@@ -421,12 +565,17 @@ WRONG = {
         (load(after=lambda c, s: cuda.synchronize()), "the host stands still"),
         (load(inside=record, after=lambda c, s: c.synchronize()), "the host stands still"),
         (load(after=lambda c, s: s.synchronize()), "the host stands still"),
-        (everything_here, "What waits here for something that it does not need"),
-        (copy_after_the_product, "What waits here for something that it does not need"),
+        (everything_here, "The text asks for a copy on copy_stream"),
+        (copy_after_the_product, "which operation starts later than in the target"),
         (blocking_copy, "the host stands still"),
         (second_product_in_the_copy_stream, "RAW: mm"),
         (not_joined, "RAW:"),
         (wrong_weight, "Is the right tensor copied"),
+        (other_order, "which operation starts later"),
+        (own_copy_polled, "the host is busy for"),
+        (copy_stream_left_current, "Leave the current stream as it was"),
+        (lambda x, ready, weight, *_: torch.empty_like(x), "read before written"),
+        (own_copy, "`weight` still holds something else"),
         (lambda *_: 3, "Return the resulting tensor"),
         (lambda x, *_: x @ None, "it raised TypeError"),
     ],
@@ -442,22 +591,30 @@ WRONG = {
         (add(host=lambda a, b: cuda.synchronize()), "the host stands still"),
         (add(False, False, host=lambda a, b: (a.synchronize(), b.synchronize())), "the host stands still"),
         (add(result=lambda a, b: a + a), "Is the right tensor copied"),
+        (all_on_the_current_stream, "The text asks for a copy on stream_a"),
+        (all_on_stream_a, "The text asks for a copy on stream_b"),
+        (blocking_copies, "A copy without non_blocking=True"),
         (add(result=lambda a, b: None), "Return the resulting tensor"),
+        (lambda a, b, host_a, host_b, *_: host_a + host_b, "returned a tensor on the CPU"),
+        (lambda a, b, *_: a - b, "add_two: not yet right"),
     ],
     "sums_per_step": [
         (sums(lambda x: x.sum().item()), "came back to the host, one by one"),
         (sums(lambda x: x.sum().tolist()), "came back to the host, one by one"),
         (sums(lambda x: float(x.sum())), "came back to the host, one by one"),
         (sums(lambda x: x.sum().cpu(), lambda found: [v.item() for v in found]), "came back to the host, one by one"),
-        (sums(lambda x: x.cpu().sum().item()), "came back to the host, one by one"),
-        (sums(lambda x: x.sum(), lambda found: [v.item() for v in found]), "came back to the host"),
-        (sums(synchronizing, lambda found: torch.stack(found).tolist()), "the host waits where it need not"),
+        (sums(lambda x: x.cpu().sum().item()), "The host waits where it need not"),
+        (sums(lambda x: x.sum(), lambda found: [v.item() for v in found]), "The products ran back to back, but then"),
+        (sums(synchronizing, lambda found: torch.stack(found).tolist()), "The host waits where it need not"),
         (into_pinned, "RAW: host"),
         (sums(lambda x: x.sum().to("cpu", non_blocking=True), lambda found: [v.item() for v in found]), "RAW: host"),
         (sums(lambda x: x.sum()), "one float for every step"),
         (sums(lambda x: x.sum(), lambda found: torch.stack(found).tolist()[:1]), "one float for every step"),
         (before_the_product, "one float for every step"),
         (lambda *_: 3, "one float for every step"),
+        (on_the_cpu, "did not run on the GPU"),
+        (from_the_start_each_time, "launches more than it has to"),
+        (sums(lambda x: float("nan")), "one float for every step"),
     ],
     "fetch": [
         (fetching(host=lambda event, stream: None), "RAW: host"),
@@ -470,6 +627,13 @@ WRONG = {
         (fetching(host=lambda event, stream: HERE().synchronize()), "RAW: host"),
         (fetching(host=lambda event, stream: cuda.synchronize()), "the host waits for it too"),
         (never_copied, "`out` does not hold the product"),
+        (two_lines, "The text asks for a copy on stream"),
+        (through_numpy, "such as through numpy"),
+        (through_numpy_after_the_product, "right only by its timing"),
+        (lambda x, weight, out, stream: 1 / 0, "ZeroDivisionError"),
+        (fetching(host=lambda event, stream: HERE().synchronize(), result=lambda y, out: int(out.sum().item())),
+         "And there is a race"),
+        (fetching(result=lambda y, out: (y.cpu(), out.sum().item())[1]), "more is copied, computed or waited for"),
         (copies_the_input, "which tensor was copied"),
         (fetching(result=lambda y, out: out.sum()), "passes"),
         (fetching(result=lambda y, out: None), "Return the sum"),
@@ -485,11 +649,15 @@ WRONG = {
         (saving(before=keep(3)), "3 products were in device memory"),
         (saving(before=keep(2, late=True)), "WAR:"),
         (saving(before=keep(2), stream_waits=False), "RAW:"),
-        (saving(after=lambda y, stream, seen: (stream.synchronize(), seen.clear())), "the host waits"),
+        (saving(after=lambda y, stream, seen: (stream.synchronize(), seen.clear())), "the host stands still"),
         (saving(before=keep(2), shift=1), "the out of the same number"),
         (one_buffer, "WAR:"),
-        (blocking_saves, "the host waits"),
+        (last_two_unprotected, "Your function returned, but what it leaves behind is not safe"),
+        (blocking_saves, "the host stands still"),
         (last_one_forgotten, "outs["),
+        (overwrites_inputs, "not yours to overwrite"),
+        (keeps_them_in_place_of_inputs, "products were in device memory"),
+        (replaces_outs, "into the tensor that was given"),
     ],
     "explain_gaps": [
         (neighbours, "never negative"),
@@ -539,6 +707,7 @@ RIGHT = [
     ("fetch", fetching(result=lambda y, out: float(out.double().sum()))),
     ("fetch", blocking_fetch),
     ("save_all", two_buffers),
+    ("save_all", lambda inputs, weight, outs, stream: two_buffers(inputs, weight, outs, stream, 2)),
     ("save_all", saving(before=keep(2))),
 ]
 
@@ -552,7 +721,7 @@ def test_right_answer_written_otherwise_passes(puzzle, answer):
 def test_the_target_of_save_all_is_two_blocks():
     weight, inputs = memory.permutation(1), [memory.counting(i) for i in range(8)]
     setting = device.Setting("save_all", lambda: memory._arguments(inputs, weight),
-                             lambda _, outs: memory._digests(outs), simgpu.RTX_4090)
+                             lambda _, kept: memory._digests(*kept), simgpu.RTX_4090)
     for ratio in device.RATIOS:
         run = device.run_once(setting, SOLUTION.save_all, ratio)
         assert run.peak_bytes == 2 * memory.BLOCK_BYTES and not run.hazards

@@ -22,6 +22,10 @@ class Refused(Exception):
         self.verdict = verdict
 
 
+class Unsolved(Exception):
+    """Raised when the answer is still the stub."""
+
+
 class Check:
     """The check of one lab: ``check(my_function)`` judges it by its name and shows the verdict.
 
@@ -58,7 +62,7 @@ class Check:
             verdict = self.puzzles[name](answer)
         except Refused as refused:
             verdict = refused.verdict
-        except NotImplementedError:
+        except Unsolved:
             verdict = Verdict(name, says=f"Write {name} in the cell above, then run this cell again.", pending=True)
         except Exception as error:   # an answer of a kind that no judge expects: a learner sees no traceback
             verdict = Verdict(name, [Tick("correct", False, "the check could not read what was returned")],
@@ -81,14 +85,14 @@ def call(puzzle: str, answer: Answer, *arguments: Any, on: str, empty: bool = Fa
     """Run a learner's function on one case; its own error becomes a verdict that names the case and the line.
 
     Raises Refused for an exception of the learner's, for the wrong number of parameters and, unless ``empty`` says
-    that there may be none, for a missing return value; lets NotImplementedError through.
+    that there may be none, for a missing return value. Raises Unsolved for the bare NotImplementedError of a stub.
     """
     _check_signature(puzzle, answer, len(arguments))
     try:
         result = answer(*arguments)
-    except NotImplementedError:
-        raise
     except Exception as error:
+        if type(error) is NotImplementedError and not error.args:   # not what a library raises: that has a message
+            raise Unsolved(puzzle) from None
         raise Refused(_failed(puzzle, answer, error, on)) from error
     if result is None and not empty:
         raise Refused(Verdict(puzzle, [Tick("correct", False, f"{puzzle} returned None on {on}")],

@@ -8,7 +8,8 @@ unordered access goes wrong ("adversarial").
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -34,6 +35,7 @@ TICKS = ("correct", "race-free", "time", "memory")
 class Run:
     """One run: the function's result as plain Python values, what was reported, and what it took.
 
+    ``hazards``: found while the function ran; ``later``: found when the caller went on and read the result.
     ``returned_us``: when the learner's function returned, on the host's clock from its call. ``blocked_us``: host time
     spent waiting in it. ``done_us``: when the last device work ended. ``peak_bytes``: most device memory in use
     beyond what was there before, freed blocks that another stream still needs included ("active" to the allocator).
@@ -42,13 +44,14 @@ class Run:
     ratio: float
     value: Any
     hazards: list[Hazard]
+    later: list[Hazard]
     notes: list[Note]
     returned_us: float
     blocked_us: float
     done_us: float
     peak_bytes: int
     trace: Trace
-    extra: dict[str, Any] = field(default_factory=dict)
+    streams: dict[str, int] = field(default_factory=dict)   # ids of the streams that the function was given
 
 
 @dataclass(frozen=True)
@@ -64,6 +67,7 @@ class Setting:
     profile: Profile
     start: Callable[[Any], None] | None = None     # launched just before the learner's function, such as other work
     scale: float = SCALE
+    streams: Callable[[tuple[Any, ...]], dict[str, Any]] = lambda arguments: {}   # the given streams, by name
 
 
 def at_ratio(profile: Profile, ratio: float, scale: float) -> Profile:
@@ -72,27 +76,52 @@ def at_ratio(profile: Profile, ratio: float, scale: float) -> Profile:
 
 
 def run_once(setting: Setting, answer: Answer, ratio: float, numerics: str = "exact") -> Run:
-    """Run the learner's function once. Raises Refused with its own error; NotImplementedError goes through."""
+    """Run the learner's function once. Raises Refused with its own error, Unsolved for a stub."""
     import torch
 
     from .. import simgpu
 
-    with simgpu.session(at_ratio(setting.profile, ratio, setting.scale), numerics=numerics) as gpu:
+    profile = at_ratio(setting.profile, ratio, setting.scale)
+    with one_thread(), simgpu.session(profile, numerics=numerics) as gpu:
         arguments, state = setting.prepare()
         torch.cuda.synchronize()
         torch.cuda.reset_peak_memory_stats()
         before, begin = torch.cuda.memory_stats()["active_bytes.all.current"], simgpu.clock()
+        here = torch.cuda.current_stream()
         if setting.start is not None:
             setting.start(state)
-        result = call(setting.puzzle, answer, *arguments, on=f"copy/compute {ratio:g}", empty=True)
+        try:
+            result = call(setting.puzzle, answer, *arguments, on=f"copy/compute {ratio:g}", empty=True)
+        except Refused as refused:
+            if gpu.hazards:   # an error that a race may well have caused
+                refused.verdict.says += f"\nAnd there is a race:\n{gpu.hazards[0]}"
+            raise
         returned = simgpu.clock()
+        if torch.cuda.current_stream() != here:
+            raise Refused(Verdict(setting.puzzle, [Tick("correct", False, "another stream is current afterwards")],
+                                  says="Leave the current stream as it was: `with torch.cuda.stream(...):` does."))
         peak = torch.cuda.memory_stats()["active_bytes.all.peak"] - before
         trace = window(gpu.trace(), begin)   # before the result is read, which is none of the learner's time
+        found = len(gpu.hazards)
+        streams = {name: stream.stream_id for name, stream in setting.streams(arguments).items()}
         value = setting.read(result, state)
         del result, arguments
         host_us = returned - begin
-        return Run(ratio, value, list(gpu.hazards), list(gpu.notes), host_us, _blocked(trace, host_us), _done(trace),
-                   peak, trace)
+        return Run(ratio, value, gpu.hazards[:found], gpu.hazards[found:], list(gpu.notes), host_us,
+                   _blocked(trace, host_us), _done(trace), peak, trace, streams)
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Small matrices: more threads only wait for each other, most of all on a busy machine."""
+    import torch
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 def window(trace: Trace, begin_us: float) -> Trace:
@@ -125,11 +154,12 @@ def run_all(setting: Setting, answer: Answer, ratios: tuple[float, ...] = RATIOS
 
 def refuse(puzzle: str, ticks: tuple[str, ...], failed: str, why: str, says: str, trace: Trace | None = None,
            target: Run | None = None, title: str = "") -> Refused:
-    """A refusal at one tick: those before it hold, those after it are not judged."""
+    """A refusal at one tick: those before it hold (with a race, none does), those after it are not judged."""
     from ..timeline import timeline
 
     at = ticks.index(failed)
-    rows = [Tick(name, True if place < at else False if place == at else None, why if place == at else "")
+    before = None if failed == "race-free" else True
+    rows = [Tick(name, before if place < at else False if place == at else None, why if place == at else "")
             for place, name in enumerate(ticks)]
     verdict = Verdict(puzzle, rows, says=says)
     if trace is not None:
@@ -138,23 +168,83 @@ def refuse(puzzle: str, ticks: tuple[str, ...], failed: str, why: str, says: str
 
 
 def refute_race(setting: Setting, answer: Answer, runs: list[Run], wanted: Any, ticks: tuple[str, ...],
-                same: Callable[[Any, Any], bool]) -> None:
-    """Raise Refused when any run has a hazard, with a run whose numbers are wrong as the witness."""
-    racing = [run for run in runs if run.hazards]
+                same: Callable[[Any, Any], bool], hint: str = "") -> None:
+    """Raise Refused when any run has a hazard, with a run whose numbers are wrong as the witness.
+
+    ``hint``: what to say behind the report, where its own suggestion is not the best one for this puzzle.
+    """
+    racing = [run for run in runs if run.hazards or run.later]
     if not racing:
+        _refute_hidden(setting, answer, wanted, ticks, same)
         return
-    witness = next((run for run in racing if not same(run.value, wanted)), None)
-    how = ""
+    witness, how = next((run for run in racing if not same(run.value, wanted)), None), ""
     if witness is None:
         witness = run_once(setting, answer, racing[0].ratio, numerics="adversarial")
-        how = " when nothing but your waits orders them"
-    hazard = (witness.hazards or racing[0].hazards)[0]
-    ending = (f"With copy/compute {witness.ratio:g}{how} the result is {shown(witness.value)}, not {shown(wanted)}."
-              if not same(witness.value, wanted) else
-              "At these speeds the numbers came out right, which proves nothing: no order is promised.")
-    more = f" ({len(witness.hazards)} hazards; this is the first.)" if len(witness.hazards) > 1 else ""
-    raise refuse(setting.puzzle, ticks, "race-free", f"{hazard.kind}, copy/compute {witness.ratio:g}",
-                 f"{hazard}\n{ending}{more}", witness.trace)
+        how = " and the operations ordered by nothing but your waits"
+    hazards = (witness.hazards + witness.later) or (racing[0].hazards + racing[0].later)
+    says = str(hazards[0])
+    if not witness.hazards and not racing[0].hazards:
+        says = ("Your function returned, but what it leaves behind is not safe to use on the current stream, where the "
+                f"caller goes on:\n{says}")
+    if not same(witness.value, wanted):
+        result = f"the result is {shown(witness.value)}, not {shown(wanted)}."
+        says += f"\nWith copy/compute {witness.ratio:g}{how}, {result}"
+    else:
+        says += "\nAt these speeds the numbers came out right, which proves nothing: no order is promised."
+    if len(hazards) > 1:
+        says += f" ({len(hazards)} hazards; this is the first.)"
+    raise refuse(setting.puzzle, ticks, "race-free", f"{hazards[0].kind}, copy/compute {witness.ratio:g}",
+                 f"{says}\n{hint}".rstrip(), witness.trace)
+
+
+def _refute_hidden(setting: Setting, answer: Answer, wanted: Any, ticks: tuple[str, ...],
+                   same: Callable[[Any, Any], bool]) -> None:
+    """A race that leaves no report, such as a read through numpy, still shows when nothing saves its timing."""
+    run = run_once(setting, answer, 1.0)
+    if not same(run.value, wanted):
+        return
+    late = run_once(setting, answer, 1.0, numerics="adversarial")
+    if not same(late.value, wanted):
+        raise refuse(setting.puzzle, ticks, "race-free", "right only by its timing",
+                     f"With the operations ordered by nothing but your waits, the result is {shown(late.value)}, not "
+                     f"{shown(wanted)}. No report names the access: the host may have read through numpy, which the "
+                     "race detector cannot see. Wait for the copy before you read.", late.trace)
+
+
+def busy_host(run: Run, goal: Run, calls: int = 1) -> str:
+    """Why the host did more than launch, in words; empty when it did not."""
+    allowed = goal.blocked_us + CALLS_US * calls
+    if run.blocked_us > allowed:
+        return (f"the host stands still until the GPU is done, for {run.blocked_us:.0f} µs in all, and nothing can be "
+                f"launched meanwhile. {waiting_words(run)}")
+    if run.returned_us - run.blocked_us > 2 * goal.returned_us + 3 * CALLS_US * calls:
+        return (f"the host is busy for {run.returned_us:.0f} µs where {goal.returned_us:.0f} are enough. Asking "
+                "again and again whether something is done keeps it from launching just as waiting does: let a *stream* "
+                "wait.")
+    return ""
+
+
+def refute_streams(puzzle: str, ticks: tuple[str, ...], run: Run, kind: str, names: tuple[str, ...]) -> None:
+    """Raise Refused unless copies of this kind ran on each of the named streams."""
+    spans = run.trace.columns
+    used = {stream for stream, what in zip(spans["stream"], spans["kind"], strict=True) if what == kind}
+    missing = [name for name in names if run.streams[name] not in used]
+    if missing:
+        where = "nothing was copied" if not used else "the copy ran in another stream"
+        raise refuse(puzzle, ticks, "correct", f"no copy on {' or '.join(missing)}",
+                     f"The text asks for a copy on {missing[0]}, but {where}. Launches go into the stream that is "
+                     f"current: put them inside `with torch.cuda.stream({missing[0]}):`.", run.trace)
+
+
+def waiting_words(run: Run) -> str:
+    """What made the host wait, in words."""
+    spans = run.trace.columns
+    labels = {name for name, kind, start in zip(spans["name"], spans["kind"], spans["start_us"], strict=True)
+              if kind == "sync" and start < run.returned_us}
+    if any("copy" in label for label in labels):
+        return ("A copy without non_blocking=True, or one that gives a value to the host, makes the host wait until it "
+                "is done.")
+    return "Let a *stream* wait (wait_event, wait_stream); synchronize() makes the host wait."
 
 
 def passed(puzzle: str, ticks: tuple[str, ...], whys: tuple[str, ...], run: Run, target: Run | None = None,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from typing import Any
 
 from ...timeline import timeline
@@ -11,6 +12,7 @@ from ..values import number, shown
 from ..verdict import Tick, Verdict
 
 CAUSES = ("host", "device")
+RANDOM_CASES = 12
 Row = tuple[str, str, str, int, float, float, int]   # name, kind, lane, stream, start, duration, correlation
 
 
@@ -52,13 +54,53 @@ def cases() -> dict[str, tuple[Trace, list[tuple[float, str]]]]:
         "a long kernel over short ones": (trace_of([
             *kernel(1, 0, 5, 100), *kernel(2, 5, 10, 10, 9), *kernel(3, 10, 30, 10, 9), *kernel(4, 130, 136, 10)],
             "a long kernel over short ones"), [(31, "host")]),
+        "late, and then held up": (trace_of([
+            *kernel(1, 0, 5, 20), *copy(2, 30, 36, 40), *kernel(3, 35, 76, 10)], "late, and then held up"),
+            [(51, "host")]),
         "no gap": (trace_of([*kernel(1, 0, 5, 20), *kernel(2, 5, 25, 20)], "no gap"), []),
     }
 
 
+def random_case(seed: int) -> tuple[Trace, list[tuple[float, str]]]:
+    """Kernels on two streams and copies at whole µs, launched sometimes early and sometimes late, and the answer.
+
+    Kernels start at different times, and no launch falls on the moment at which a gap begins.
+    """
+    rng = random.Random(seed)
+    numbers, rows, kernels, start = rng.sample(range(100, 999), 12), [], [], 20
+    for place, tag in enumerate(numbers):
+        start += rng.randint(2, 25)
+        took, early = rng.randint(3, 30), rng.choice((1, 1, 60))
+        launched = max(0.5 + place / 100, start - 6 - early * rng.random())
+        if place % 4 == 3:
+            rows += copy(tag, launched, start, took)
+        else:
+            rows += kernel(tag, launched, start, took, rng.choice((7, 9)))
+            kernels.append((start, start + took, launched))
+    return trace_of(rows, f"random {seed}"), _by_the_clock(kernels)
+
+
+def _by_the_clock(kernels: list[tuple[int, int, float]]) -> list[tuple[float, str]]:
+    """The gaps, found µs by µs."""
+    last = max(end for _, end, _ in kernels)
+    idle = [moment for moment in range(kernels[0][0], last) if not any(a <= moment < b for a, b, _ in kernels)]
+    gaps = []
+    for moment in idle:
+        if moment - 1 not in idle:
+            stop = min(a for a, _, _ in kernels if a >= moment)
+            launched = next(launch for a, _, launch in kernels if a == stop)
+            gaps.append((float(stop - moment), "host" if launched >= moment else "device"))
+    return gaps
+
+
+def every_case() -> dict[str, tuple[Trace, list[tuple[float, str]]]]:
+    """The drawn-up traces and the random ones, the same in every run."""
+    return cases() | {f"random trace {seed}": random_case(seed) for seed in range(1, RANDOM_CASES + 1)}
+
+
 def judge_explain_gaps(answer: Answer) -> Verdict:
     """One (length, cause) per gap, in order; lengths in µs, causes "host" or "device"."""
-    judged = cases()
+    judged = every_case()
     for on, (trace, wanted) in judged.items():
         given = _read(call("explain_gaps", answer, trace, on=on), on, trace)
         _judge_lengths(given, wanted, on, trace)
@@ -67,7 +109,8 @@ def judge_explain_gaps(answer: Answer) -> Verdict:
                 raise _refuse(f'{length:g} µs by the "{cause}"', on, _why(right), trace)
     gaps = sum(len(wanted) for _, wanted in judged.values())
     return Verdict("explain_gaps", [Tick("correct", True, f"{gaps} gaps in {len(judged)} traces")],
-                   tried="; ".join(judged), picture=timeline(judged["one of each"][0]))
+                   tried="; ".join(cases()) + f"; {RANDOM_CASES} random traces",
+                   picture=timeline(judged["one of each"][0]))
 
 
 def _read(given: Any, on: str, trace: Trace) -> list[tuple[float, str]]:

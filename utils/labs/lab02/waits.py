@@ -2,13 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from ..check import Answer
-from ..device import CALLS_US, RATIOS, SLACK, Run, Setting, passed, refuse, refute_race, run_all, run_once
+from ..device import (
+    CALLS_US,
+    RATIOS,
+    SLACK,
+    Run,
+    Setting,
+    busy_host,
+    passed,
+    refuse,
+    refute_race,
+    refute_streams,
+    run_once,
+)
 from ..values import shown
 from ..verdict import Verdict
-from .data import counting, digest, permutation
+from .data import counting, digest, digest_on_gpu, permutation
 
 TICKS = ("correct", "race-free", "time")
 
@@ -25,11 +39,10 @@ def judge_load_while_computing(answer: Answer) -> Verdict:
         host = simgpu.name(loaded.clone().pin_memory(), "host_weight")
         weight = simgpu.name(permutation(9).to("cuda"), "weight")   # old contents that must not be used
         stream = simgpu.name(torch.cuda.Stream(), "copy_stream")
-        return (x.to("cuda"), ready.to("cuda"), weight, host, stream), None
+        return (x.to("cuda"), ready.to("cuda"), weight, host, stream), (weight,)
 
-    wanted = digest(x @ ready @ loaded)
-    return _judge("load_while_computing", prepare, wanted, answer, "copy under the first product",
-                  "Target: the copy runs while x @ ready does, so max(copy, product) + product.")
+    return _Judge("load_while_computing", prepare, digest(x @ ready @ loaded), (digest(loaded),), {"copy_stream": 4},
+                  "the copy under the first product; the host only launches").run(answer)
 
 
 def judge_add_two(answer: Answer) -> Verdict:
@@ -45,45 +58,72 @@ def judge_add_two(answer: Answer) -> Verdict:
                  for name, tensor in (("a", first), ("b", second))]
         tensors = [simgpu.name(counting(seed).to("cuda"), name) for name, seed in (("a", 7), ("b", 8))]
         streams = [simgpu.name(torch.cuda.Stream(), f"stream_{name}") for name in "ab"]
-        return (*tensors, *hosts, *streams), None
+        return (*tensors, *hosts, *streams), ()
 
-    wanted = digest(first + second)
-    return _judge("add_two", prepare, wanted, answer, "two copies, then the sum",
-                  "Target: both copies, then the sum, and a host that only launches.")
-
-
-def _judge(puzzle: str, prepare: Any, wanted: Any, answer: Answer, what: str, target_says: str) -> Verdict:
-    from ... import simgpu
-
-    setting = Setting(puzzle, prepare, lambda result, _: digest(result), simgpu.RTX_5060_LAPTOP)
-    runs = run_all(setting, answer)
-    _refute_kind(puzzle, runs, wanted)
-    refute_race(setting, answer, runs, wanted, TICKS, lambda given, right: given == right)
-    if wrong := next((run for run in runs if run.value != wanted), None):
-        raise refuse(puzzle, TICKS, "correct", f"copy/compute {wrong.ratio:g}",
-                     f"Every order is said, but the result is another: checksum {shown(wrong.value)} instead of "
-                     f"{shown(wanted)}. Is the right tensor copied, and are the right ones used?", wrong.trace)
-    goals = [run_once(setting, reference(puzzle), run.ratio) for run in runs]
-    for run, goal in zip(runs, goals, strict=True):
-        _judge_time(puzzle, run, goal, target_says)
-    whys = ("the result, bit for bit", "every order is said", f"{what}; the host only launches")
-    return passed(puzzle, TICKS, whys, runs[2], goals[2], tried=tried(), advice=spare_waits(runs[2], goals[2]))
+    return _Judge("add_two", prepare, digest(first + second), (), {"stream_a": 4, "stream_b": 5},
+                  "two copies, then the sum; the host only launches").run(answer)
 
 
-def _refute_kind(puzzle: str, runs: list[Run], wanted: Any) -> None:
-    if odd := next((run for run in runs if isinstance(run.value, str) and run.value != "nan"), None):
-        raise refuse(puzzle, TICKS, "correct", f"returned {odd.value}", "Return the resulting tensor.", odd.trace)
+@dataclass
+class _Judge:
+    """One puzzle of this file: ``filled`` are checksums of tensors that must hold their data afterwards, ``streams``
+    the places of the streams among the arguments."""
 
+    puzzle: str
+    prepare: Callable[[], tuple[tuple[Any, ...], Any]]
+    wanted: Any
+    filled: tuple[Any, ...]
+    streams: dict[str, int]
+    in_time: str
 
-def _judge_time(puzzle: str, run: Run, goal: Run, target_says: str) -> None:
-    if run.blocked_us > goal.blocked_us + CALLS_US:
-        raise refuse(puzzle, TICKS, "time", f"the host waits {run.blocked_us:.0f} µs, copy/compute {run.ratio:g}",
-                     "Correct, but the host stands still until the GPU is done, and nothing can be launched meanwhile. "
-                     "Let a *stream* wait: synchronize() is for the host.", run.trace, goal)
-    if run.done_us > goal.done_us * SLACK:
-        raise refuse(puzzle, TICKS, "time", f"{run.done_us:.0f} µs, copy/compute {run.ratio:g}",
-                     f"Correct, but {run.done_us:.0f} µs instead of {goal.done_us:.0f}. {target_says} What waits here "
-                     "for something that it does not need?", run.trace, goal)
+    def run(self, answer: Answer) -> Verdict:
+        runs = [run_once(self._setting(), answer, ratio) for ratio in RATIOS]
+        self._refute_kind(runs)
+        refute_race(self._setting(), answer, runs, self.wanted, TICKS, lambda given, right: given == right)
+        self._refute_values(answer, runs)
+        refute_streams(self.puzzle, TICKS, runs[2], "h2d", tuple(self.streams))
+        goals = [run_once(self._setting(), reference(self.puzzle), run.ratio) for run in runs]
+        for run, goal in zip(runs, goals, strict=True):
+            self._judge_time(run, goal)
+        whys = ("the result, bit for bit", "every order is stated", self.in_time)
+        return passed(self.puzzle, TICKS, whys, runs[2], goals[2], tried=tried(), advice=spare_waits(runs[2], goals[2]))
+
+    def _setting(self, read: Callable[[Any, Any], Any] | None = None) -> Setting:
+        from ... import simgpu
+
+        read = read or (lambda result, _: digest_on_gpu(result))
+        return Setting(self.puzzle, self.prepare, read, simgpu.RTX_5060_LAPTOP,
+                       streams=lambda arguments: {name: arguments[at] for name, at in self.streams.items()})
+
+    def _refute_kind(self, runs: list[Run]) -> None:
+        if odd := next((run for run in runs if isinstance(run.value, str) and run.value != "nan"), None):
+            raise refuse(self.puzzle, TICKS, "correct", f"returned {odd.value}",
+                         "Return the resulting tensor, on the GPU.", odd.trace)
+
+    def _refute_values(self, answer: Answer, runs: list[Run]) -> None:
+        if any(run.value == "nan" for run in runs):
+            raise refuse(self.puzzle, TICKS, "correct", "read before written",
+                         "The result holds memory that nothing has written.", runs[0].trace)
+        if wrong := next((run for run in runs if run.value != self.wanted), None):
+            raise refuse(self.puzzle, TICKS, "correct", f"copy/compute {wrong.ratio:g}",
+                         f"Every order is stated, but the result is another: checksum {shown(wrong.value)} instead of "
+                         f"{shown(self.wanted)}. Is the right tensor copied, and are the right ones used?", wrong.trace)
+        if not self.filled:
+            return
+        left = run_once(self._setting(lambda _, tensors: tuple(map(digest, tensors))), answer, 1.0)
+        if left.value != self.filled:
+            raise refuse(self.puzzle, TICKS, "correct", "`weight` was not filled",
+                         "The result is right, but `weight` still holds something else. Copy into the tensor that you "
+                         "were given: weight.copy_(host_weight, ...).", left.trace)
+
+    def _judge_time(self, run: Run, goal: Run) -> None:
+        if busy := busy_host(run, goal):
+            raise refuse(self.puzzle, TICKS, "time", f"the host does not only launch, copy/compute {run.ratio:g}",
+                         f"Correct, but {busy}", run.trace, goal)
+        if run.done_us > goal.done_us * SLACK + CALLS_US:
+            raise refuse(self.puzzle, TICKS, "time", f"{run.done_us:.0f} µs, copy/compute {run.ratio:g}",
+                         f"Correct, but {run.done_us:.0f} µs instead of {goal.done_us:.0f}. Compare the two timelines: "
+                         "which operation starts later than in the target, and what does it wait for?", run.trace, goal)
 
 
 def spare_waits(run: Run, goal: Run) -> list[str]:
@@ -99,8 +139,12 @@ def tried() -> str:
 
 def reference(puzzle: str) -> Answer:
     """The worked answer, which sets the target time."""
-    from ...lessons import import_lesson
+    from ...lessons import LessonError, import_lesson
 
-    return getattr(import_lesson("solutions/02_streams_and_events"), puzzle)
+    try:
+        return getattr(import_lesson("solutions/02_streams_and_events"), puzzle)
+    except LessonError as error:
+        raise FileNotFoundError("target times come from solutions/02_streams_and_events.ipynb, which must lie beside "
+                                f"labs/: {error}") from None
 
 

@@ -219,8 +219,8 @@ def busy_host(run: Run, goal: Run, calls: int = 1) -> str:
                 f"launched meanwhile. {waiting_words(run)}")
     if run.returned_us - run.blocked_us > 2 * goal.returned_us + 3 * CALLS_US * calls:
         return (f"the host is busy for {run.returned_us:.0f} µs where {goal.returned_us:.0f} are enough. Asking "
-                "again and again whether something is done keeps it from launching just as waiting does: let a *stream* "
-                "wait.")
+                "again and again whether something is done keeps it from launching just as waiting does: let a "
+                "*stream* wait.")
     return ""
 
 

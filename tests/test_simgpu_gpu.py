@@ -12,7 +12,7 @@ from simgpu_programs.measure import PROGRAMS, calibrate
 
 from utils import simgpu
 
-RECORDED = Path(__file__).resolve().parents[1] / "benchmarks" / "simgpu_vs_gpu_h200.json"
+RECORDED = Path(__file__).resolve().parents[1] / "benchmarks" / "results" / "simgpu_vs_gpu_h200.json"
 MODULES = (copies, reads, streams, memory, graphs, errors)
 
 

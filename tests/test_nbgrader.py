@@ -17,19 +17,23 @@ api = pytest.importorskip("nbgrader.api", reason="nbgrader comes with the instru
 traitlets_config = pytest.importorskip("traitlets.config")
 pytestmark = pytest.mark.filterwarnings("default")   # nbgrader and what it stands on warn about themselves
 
-STEM = "01_critical_path"
-POINTS = {"check_critical_paths": 3, "check_slack": 2, "check_best_to_halve": 2, "check_lower_bound": 2,
-          "check_double_buffer_graph": 3}
+POINTS = {
+    "01_critical_path": {"check_critical_paths": 3, "check_slack": 2, "check_best_to_halve": 2, "check_lower_bound": 2,
+                         "check_double_buffer_graph": 3},
+    "02_streams_and_events": {"check_load_while_computing": 2, "check_add_two": 2, "check_sums_per_step": 2,
+                              "check_fetch": 2, "check_save_all": 3, "check_explain_gaps": 2},
+}
 
 
-@pytest.fixture(scope="module")
-def course(tmp_path_factory):
-    """An nbgrader course folder with the released lab and three hand-ins, graded."""
+@pytest.fixture(scope="module", params=list(POINTS))
+def course(tmp_path_factory, request):
+    """The stem of a lab, and an nbgrader course folder with the released lab and three hand-ins, graded."""
+    stem, points = request.param, POINTS[request.param]
     folder = tmp_path_factory.mktemp("course")
-    for name in ("utils", "notebooks", "traces", "benchmarks"):
+    for name in ("utils", "notebooks", "traces", "benchmarks", "solutions"):
         shutil.copytree(ROOT / name, folder / name)
     (folder / "source" / "lab").mkdir(parents=True)
-    shutil.copy(ROOT / "solutions" / f"{STEM}.ipynb", folder / "source" / "lab")
+    shutil.copy(ROOT / "solutions" / f"{stem}.ipynb", folder / "source" / "lab")
     config = traitlets_config.Config()
     config.CourseDirectory.root = str(folder)
     config.CourseDirectory.course_id = "course"
@@ -39,40 +43,40 @@ def course(tmp_path_factory):
     manager = NbGraderAPI(config=config)
     made = manager.generate_assignment("lab", create=True)
     assert made["success"], made.get("error")
-    hand_in(folder, "nobody", solved=())
-    hand_in(folder, "some", solved=("slack", "double_buffer_graph"))
-    hand_in(folder, "all", solved=[name.removeprefix("check_") for name in POINTS])
+    hand_in(folder, stem, "nobody", solved=())
+    hand_in(folder, stem, "some", solved=[name.removeprefix("check_") for name in list(points)[1::2]])
+    hand_in(folder, stem, "all", solved=[name.removeprefix("check_") for name in points])
     for student in ("nobody", "some", "all"):
         graded = manager.autograde("lab", student, create=True)
         assert graded["success"], graded.get("error")
     with grader:
-        yield folder, {submission.student.id: {grade.name: grade.auto_score for notebook in submission.notebooks
+        yield stem, folder, {submission.student.id: {grade.name: grade.auto_score for notebook in submission.notebooks
                                                for grade in notebook.grades}
                        for submission in grader.assignment_submissions("lab")}
 
 
-def hand_in(folder, student, solved):
+def hand_in(folder, stem, student, solved):
     """The lab as this course generates it, with some stubs replaced by their solutions."""
-    solution = nbformat.read(ROOT / "solutions" / f"{STEM}.ipynb", as_version=4)
+    solution = nbformat.read(ROOT / "solutions" / f"{stem}.ipynb", as_version=4)
     lab = copy.deepcopy(generate.generate(solution))
     for cell, full in zip(lab.cells, solution.cells, strict=True):
         if cell.id in solved:
             cell.source = re.sub(r" *### (BEGIN|END) SOLUTION\n?", "", full.source)
-    path = folder / "submitted" / student / "lab" / f"{STEM}.ipynb"
+    path = folder / "submitted" / student / "lab" / f"{stem}.ipynb"
     path.parent.mkdir(parents=True)
     nbformat.write(lab, path)
 
 
 def test_nbgrader_generates_the_same_cells(course):
-    folder, _ = course
-    released = nbformat.read(folder / "release" / "lab" / f"{STEM}.ipynb", as_version=4)
-    ours = nbformat.read(ROOT / "labs" / f"{STEM}.ipynb", as_version=4)
+    stem, folder, _ = course
+    released = nbformat.read(folder / "release" / "lab" / f"{stem}.ipynb", as_version=4)
+    ours = nbformat.read(ROOT / "labs" / f"{stem}.ipynb", as_version=4)
     assert [(cell.id, cell.source) for cell in released.cells] == [(cell.id, cell.source) for cell in ours.cells]
 
 
 def test_nbgrader_grades_what_was_solved(course):
-    _, scores = course
-    assert scores["all"] == POINTS
-    assert scores["nobody"] == dict.fromkeys(POINTS, 0)
-    assert scores["some"] == {name: points if name in ("check_slack", "check_double_buffer_graph") else 0
-                              for name, points in POINTS.items()}
+    stem, _, scores = course
+    points = POINTS[stem]
+    assert scores["all"] == points
+    assert scores["nobody"] == dict.fromkeys(points, 0)
+    assert scores["some"] == {name: points[name] if place % 2 else 0 for place, name in enumerate(points)}

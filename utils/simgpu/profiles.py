@@ -1,8 +1,9 @@
 """What a simulated device can do: rates, latencies and sizes, each with its source.
 
 Sources: [5060] NVIDIA GeForce RTX 5060 Laptop page (384 GB/s, 3328 CUDA cores, 572 AI TOPS of sparse FP4, one
-sixteenth of which is dense BF16 with FP32 accumulation); its copy rate from the article on streams and double
-buffering that the course starts from (24 layers of 128 MiB). [T4] NVIDIA T4 datasheet. [Ada] NVIDIA Ada GPU
+sixteenth of which is dense BF16 with FP32 accumulation). Its copy rate is not published; 19.7 GB/s is 128 MiB in
+6.81 ms, the difference between the two times per call in WingEdge777's article on pipelining (1108.22 and 1101.41 ms),
+read as one copy that nothing hides: an assumption. [T4] NVIDIA T4 datasheet. [Ada] NVIDIA Ada GPU
 architecture whitepaper. [A100] NVIDIA A100 datasheet. [H200] NVIDIA H200 datasheet for peaks; copy rates, duplex
 share, pageable rate and GEMM efficiency measured on one H200 with torch 2.11 (benchmarks/). Latencies and host
 costs are round figures of the size that a CUDA profiler shows on current machines; PCIe rates without a measurement

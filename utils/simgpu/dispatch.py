@@ -7,14 +7,14 @@ from typing import Any
 import torch
 
 from . import infer
-from .geometry import Geometry
-from .infer import NO_KERNEL, OpInfo, Plan, replace_tensors
+from .geometry import Geometry, dense, of
+from .infer import NO_KERNEL, OpInfo, Plan, accesses, replace_tensors
 from .lock import LOCK
 from .ops import Unsupported
 from .special import SPECIAL
 from .task import Task
 from .tensor import DeviceStorage, SimTensor, new_tensor, set_dispatcher
-from .values import Ref, view
+from .values import Ref, fill, plain_torch, view
 
 aten = torch.ops.aten
 _infos: dict[int, OpInfo] = {}
@@ -160,7 +160,7 @@ def launch(
     queue, name = device.queue, info.name
     if name in GEMM_NAMES and queue.workspace is None:
         device.open_workspace(queue)
-    changed, reads = _mutated(info, args, kwargs, tensors) if info.mutated else ([], tensors)
+    changed, reads = accesses(info, args, kwargs, tensors) if info.mutated or info.like else ([], tensors)
     outputs = [] if info.returns_mutated else [device.new(g, queue) for g in found.outputs]
     body = device.body(info, args, kwargs, reads, outputs, changed) if device.values else None
     device.machine.launch(
@@ -174,26 +174,6 @@ def launch(
     if found.single:
         return outputs[0]
     return tuple(outputs) if found.is_tuple else outputs
-
-
-def _mutated(
-    info: OpInfo, args: tuple, kwargs: dict[str, Any], tensors: list[SimTensor]
-) -> tuple[list[SimTensor], list[SimTensor]]:
-    changed: list[SimTensor] = []
-    for index, word in info.mutated:
-        value = args[index] if index < len(args) else kwargs.get(word)
-        for item in value if isinstance(value, (list, tuple)) else (value,):
-            if isinstance(item, SimTensor):
-                changed.append(item)
-            elif item is not None:
-                raise RuntimeError(f"{info.name}: expected its output on cuda:0, but it is on {item.device}")
-    reads = list(tensors)
-    for written in changed if info.writes_only else ():
-        for place in range(len(reads) - 1, -1, -1):     # once: an out= that is an input as well is read, too
-            if reads[place] is written:
-                del reads[place]
-                break
-    return changed, reads
 
 
 def _returned(changed: list[SimTensor], found: Plan) -> Any:
@@ -213,7 +193,7 @@ def run_now(device: Any, info: OpInfo, tensors: list[SimTensor], args: tuple, kw
     device.sync_current(info.name)
     refs_args, refs_kwargs = replace_tensors(args, ref), {k: replace_tensors(v, ref) for k, v in kwargs.items()}
     if info.mutated:
-        changed, reads = _mutated(info, args, kwargs, tensors)
+        changed, reads = accesses(info, args, kwargs, tensors)
         body = Task(
             info.name,
             info.func,
@@ -226,8 +206,8 @@ def run_now(device: Any, info: OpInfo, tensors: list[SimTensor], args: tuple, kw
         )
         device.kernel(info.name, [t.geometry for t in tensors], reads, changed, body)
         return changed[0]
-    from .values import fill, plain_torch
-
+    if info.name in ("index", "masked_select"):
+        return _picked(device, info, tensors, refs_args)
     with plain_torch():
         result = info.func(*fill(refs_args, view), **fill(refs_kwargs, view))
     single = isinstance(result, torch.Tensor)
@@ -235,6 +215,33 @@ def run_now(device: Any, info: OpInfo, tensors: list[SimTensor], args: tuple, kw
     for value in [result] if single else result:
         made.append(device.constant(info.name, value.contiguous(), tensors))
     return made[0] if single else tuple(made)
+
+
+def _picked(device: Any, info: OpInfo, tensors: list[SimTensor], args: tuple) -> SimTensor:
+    """Elements that a mask picks: their places are read now, the elements when the kernel runs."""
+    base, items = args
+    with plain_torch():
+        if info.name == "masked_select":
+            shape = torch.broadcast_shapes(base.geometry.shape, items.geometry.shape)
+            base, items = _expanded(base, shape), [_expanded(items, shape)]
+        places: list[Any] = []
+        for item in items:
+            mask = isinstance(item, Ref) and item.geometry.dtype in (torch.bool, torch.uint8)
+            places += list(view(item).nonzero().unbind(1)) if mask else [item]
+        index = torch.ops.aten.index.Tensor
+        meta = torch.empty(base.geometry.shape, dtype=base.geometry.dtype, device="meta")
+        shape = index(meta, fill(places, lambda ref: torch.empty(ref.geometry.shape, dtype=torch.int64))).shape
+    out = device.new(dense(tuple(shape), base.geometry.dtype), device.queue)
+    reads = [base, *(item for item in items if isinstance(item, Ref))]
+    body = Task("index", index, (base, places), {}, reads, [ref(out)], [], device.report)
+    device.kernel(info.name, [t.geometry for t in tensors], tensors, [out], body)
+    return out
+
+
+def _expanded(source: Ref, shape: Any) -> Ref:
+    g = source.geometry
+    meta = torch.empty_strided(g.shape, g.stride, dtype=g.dtype, device="meta").expand(shape)
+    return Ref(source.space, source.start, of(meta))
 
 
 def _has_mask(tensors: list[SimTensor]) -> bool:

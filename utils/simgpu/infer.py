@@ -13,13 +13,21 @@ from .profiles import Profile
 from .tensor import SimTensor
 
 MAX_PLANS = 50_000
-WRITE_ONLY = frozenset({"zero_", "fill_", "copy_", "uniform_", "normal_", "random_", "bernoulli_", "exponential_"})
+WRITE_ONLY = frozenset({
+    "zero_", "fill_", "copy_", "uniform_", "normal_", "random_", "bernoulli_", "exponential_", "log_normal_", "cauchy_",
+    "geometric_",
+})
+# Operators that look at the geometry of their input only.
+LIKE = frozenset({
+    "zeros_like", "ones_like", "full_like", "rand_like", "randn_like", "randint_like", "new_zeros", "new_ones",
+    "new_full",
+})
 WIDENED = frozenset(
     {"mm", "addmm", "bmm", "baddbmm", "convolution", "linear", "scaled_dot_product_attention", "mv", "addmv", "dot"}
 )
 RANDOM = frozenset({
     "rand_like", "randn_like", "randint_like", "bernoulli", "multinomial", "native_dropout", "uniform_", "normal_",
-    "random_", "bernoulli_", "exponential_", "dropout", "normal", "poisson",
+    "random_", "bernoulli_", "exponential_", "dropout", "normal", "poisson", "log_normal_", "cauchy_", "geometric_",
 })
 WHOLE = frozenset(
     {"scaled_dot_product_attention", "rms_norm", "linear"}
@@ -35,8 +43,10 @@ class OpInfo:
         "decompose",
         "func",
         "is_view",
+        "like",
         "mutated",
         "name",
+        "out",
         "pointwise",
         "random",
         "returns_mutated",
@@ -54,11 +64,13 @@ class OpInfo:
             for index, argument in enumerate(schema.arguments)
             if argument.alias_info is not None and argument.alias_info.is_write
         )
-        self.writes_only = self.name in WRITE_ONLY or all(      # out= arguments come by keyword
+        self.out = bool(self.mutated) and all(      # out= arguments come by keyword
             a.kwarg_only for a in schema.arguments if a.alias_info is not None and a.alias_info.is_write
         )
+        self.like = self.name in LIKE
+        self.writes_only = self.name in WRITE_ONLY or self.out
         self.returns_mutated = any(r.alias_info is not None and r.alias_info.is_write for r in schema.returns)
-        self.pointwise = torch.Tag.pointwise in func.tags
+        self.pointwise = torch.Tag.pointwise in func.tags or self.name in ("floor_divide", "floor_divide_")
         self.composite = self.name not in WHOLE and torch._C._dispatch_has_kernel_for_dispatch_key(
             func.name(), torch._C.DispatchKey.CompositeImplicitAutograd
         )
@@ -108,9 +120,32 @@ def plan(info: OpInfo, profile: Profile, tensors: Sequence[SimTensor], args: Any
 def _cost(
     info: OpInfo, profile: Profile, tensors: Sequence[SimTensor], outputs: tuple[Geometry, ...], args: Any, kwargs: dict
 ) -> Cost:
-    inputs = [t.geometry for t in tensors]
+    inputs = [t.geometry for t in accesses(info, args, kwargs, tensors)[1]] if info.out or info.like else [
+        t.geometry for t in tensors
+    ]
     flags = [a for a in (*args, *kwargs.values()) if isinstance(a, (bool, int))]
     return estimate(profile, info.name, inputs, outputs or inputs[:1], flags)
+
+
+def accesses(
+    info: OpInfo, args: Any, kwargs: dict[str, Any], tensors: Sequence[SimTensor]
+) -> tuple[list[SimTensor], list[SimTensor]]:
+    """The device tensors that an operator changes, and those that it reads."""
+    changed: list[SimTensor] = []
+    for index, word in info.mutated:
+        value = args[index] if index < len(args) else kwargs.get(word)
+        for item in value if isinstance(value, (list, tuple)) else (value,):
+            if isinstance(item, SimTensor):
+                changed.append(item)
+            elif item is not None:
+                raise RuntimeError(f"{info.name}: expected its output on cuda:0, but it is on {item.device}")
+    reads = [] if info.like else list(tensors)
+    for written in changed if info.writes_only else ():
+        for place in range(len(reads) - 1, -1, -1):     # once: an out= that is an input as well is read, too
+            if reads[place] is written:
+                del reads[place]
+                break
+    return changed, reads
 
 
 def _same_dtype(name: str, tensors: Sequence[SimTensor]) -> None:

@@ -91,7 +91,7 @@ class Kernels:
             [t.geometry for t in reads],
             reads,
             [tensor],
-            Task(name, lambda: value, (), {}, refs, [_ref(tensor)], [], self.report),
+            Task("constant", lambda: value, (), {}, refs, [_ref(tensor)], [], self.report),
         )
         return tensor
 

@@ -132,6 +132,8 @@ def replay(machine: Machine, queue: Queue, nodes: list[Node], label: str) -> Non
         leaves[position] = op
         ops.append(op)
     end = Op(machine.count, label, "event", queue, None, 0, machine.host_ns)
+    end.entries = 1  # the whole replay is one entry of the launch queue
+    queue.pending += 1
     end.host_node = len(machine.host_spans) - 1
     machine.enqueue_after(end, list(leaves.values()) or first)
     queue.tail = end
@@ -144,6 +146,7 @@ def _instance(machine: Machine, queue: Queue, node: Op, name: str) -> Op:
     op.share, op.bytes, op.reads, op.writes, op.layer = node.share, node.bytes, node.reads, node.writes, node.layer
     again = getattr(node.run, "again", None)
     op.run = again(op) if again is not None else node.run
+    op.bad = list(node.bad) if node.bad else None  # races between the branches, found at capture
     queue.seq += 1
     op.seq, op.clock = queue.seq, queue.clock
     machine.watch.check(op)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from threading import get_ident
+from collections.abc import Callable, Sequence
+from threading import local
 from typing import Any
 
 import torch
@@ -17,8 +17,9 @@ from .machine import Machine
 from .memory import Block, OutOfMemory
 from .ops import Hazard, Note, Op, Queue, Unsupported
 from .profiles import Profile
+from .space import runs_of
 from .tensor import DeviceStorage, SimTensor, new_tensor
-from .values import UNWRITTEN, Ref, plain_torch, poison, set_taint, view
+from .values import TORN, UNWRITTEN, Ref, open_bytes, plain_torch, poison, set_taint, view
 
 POOL_STREAMS = 32  # torch.cuda.Stream() hands out the streams of a pool of this size, then starts over
 DEFAULT_SEED = 0
@@ -37,8 +38,11 @@ class SimDevice(Kernels):
         self.default = self.machine.new_queue("default stream")
         self.pools: dict[int, list[Queue]] = {}
         self.handed_out: dict[int, int] = {}
-        self.current: dict[int, Queue] = {}
+        self.current = local()  # per thread: ``queue``, its current stream
         self.host = HostMemory(self)
+        if self.values:
+            self.machine.spoil, self.machine.computed = spoil, self.host.computed
+            self.machine.ordered = self.host.check_sources
         self.plans: dict[tuple, Any] = {}
         self.graph_count = 0
         self.graph_seeds: list[Block] = []
@@ -89,7 +93,7 @@ class SimDevice(Kernels):
     @property
     def queue(self) -> Queue:
         """The current stream of this thread."""
-        return self.current.get(get_ident(), self.default)
+        return getattr(self.current, "queue", self.default)
 
     def pool_queue(self, priority: int) -> Queue:
         """The next stream of the pool of a priority: after 32 the first one again."""
@@ -138,17 +142,25 @@ class SimDevice(Kernels):
         return tensor
 
     def _forget_bytes(self, ref: Ref, queue: Queue) -> None:
-        """Count bytes as unwritten: now, or, where pending work still uses them, once the stream gets there."""
+        """Count bytes as unwritten: now, or as soon as the work that used them before is computed.
 
-        def forget(op: Op | None) -> None:
+        That is before any write that is ordered after that work, on whatever stream.
+        """
+
+        def forget() -> None:
             with plain_torch():
                 poison(view(ref))
                 set_taint(ref, UNWRITTEN)
 
-        if not ref.space.pending(ref.key, computed=not self.machine.lazy):
-            forget(None)
+        machine = self.machine
+        settled = machine.settled_users(ref.space, ref.key) if machine.settled else []
+        users = [*ref.space.users(ref.key), *settled]
+        clock = machine.clock_of(queue)
+        before = settled + [op for op in users if op not in settled and op.seq <= clock.get(op.actor, 0)]
+        if not users:
+            forget()
         elif self.graphs is None:
-            self.machine.record(queue, cost=False, name="allocate", run=forget)
+            _after_all(before or users, forget)
 
     def release(self, block: Block) -> None:
         """The last tensor of a block is gone."""
@@ -204,13 +216,42 @@ class SimDevice(Kernels):
         """End of the session: pending work runs, except after an error."""
         if not failed and self.graphs is None:
             self.machine.flush()
+            self.host.check_sources(None)
         self.open = False
         self.machine.closed = True
         if not failed:
             self.machine.raise_errors()
 
 
+def _after_all(ops: Sequence[Op], call: Callable[[], None]) -> None:
+    """Run ``call`` once all of ``ops`` are computed."""
+    left = len(ops)
 
+    def one_less() -> None:
+        nonlocal left
+        left -= 1
+        if not left:
+            call()
+
+    for op in ops:
+        op.then = [*(op.then or ()), one_less]
+
+
+def spoil(op: Op) -> None:
+    """An interrupted operation: what it was to write is torn; bytes of ones are NaN in every float dtype."""
+    with plain_torch():
+        for space, key in op.writes:
+            raw = space.data() if space.host else None
+            if space.host and raw is None:
+                continue
+            if not space.host and space.data is None:
+                open_bytes(space)
+            if space.taint is None:
+                space.taint = torch.zeros(space.size, dtype=torch.uint8)
+            flat = torch.from_numpy(raw) if space.host else space.data[torch.uint8]
+            for low, high in runs_of(key):
+                flat[low:high] = 255
+                space.taint[low:high] = TORN
 
 def _foreign(tensor: SimTensor, active: SimDevice | None) -> str:
     own = tensor.memory.device

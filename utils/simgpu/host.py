@@ -81,14 +81,17 @@ class Host:
         if joined is not self.host_clock:
             self.host_clock = joined
             self.host_version += 1
+            if self.ordered is not None:
+                self.ordered(joined)
             if self.lazy:
                 self.compute_deferred(joined)
 
     def settle(self: Machine, marker: Op, block: Block) -> None:
         """A block's other stream is done with it: forget those accesses, without ordering anything else."""
+        low, high = block.offset, block.offset + block.size
         if self.lazy:
-            self.compute_deferred(marker.clock)
-        self.watch.forget(block.space, block.offset, block.offset + block.size, marker.clock)
+            self.settled.append((block.space, low, high, marker.clock))
+        self.watch.forget(block.space, low, high, marker.clock)
 
     def spend(self: Machine, ns: int, name: str, kind: str = "host") -> None:
         """Let the host be busy for ``ns``."""

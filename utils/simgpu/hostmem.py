@@ -7,6 +7,7 @@ Reads through numpy cannot be seen; writes through numpy are noticed when the co
 from __future__ import annotations
 
 import weakref
+import zlib
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ import torch
 
 from .geometry import of
 from .memory import Block
+from .ops import Clock, Op
 from .space import Key, Space, meet
 from .values import mark_key, plain_torch, poison
 
@@ -40,6 +42,8 @@ class HostMemory:
         self.device = device
         self.spaces: dict[int, Space] = {}
         self.kept: list[Any] = []       # memory that CUDA pinned, which nothing else here would keep
+        self.calls = 0                  # calls of the host that touched pinned memory
+        self.sources: list[tuple[Op, Space, Key, int | None]] = []   # uploads that ran, the host not being ordered after them
 
     # making and finding pinned memory
 
@@ -120,15 +124,20 @@ class HostMemory:
 
     # what the host does
 
-    def access(self, tensor: torch.Tensor, write: bool, name: str) -> None:
-        """The host reads or writes a pinned tensor: race check, and the bytes it would see at this time."""
+    def access(self, tensor: torch.Tensor, write: bool, name: str, call: int | None = None) -> None:
+        """The host reads or writes a pinned tensor: race check, and the bytes it would see at this time.
+
+        Accesses of one ``call`` of the host (``next_call``) to the same memory are reported once.
+        """
         space = self.space_of(tensor)
         if space is None or not tensor.numel():
             return
         machine = self.device.machine
         key = self.key(space, tensor)
         machine.advance(machine.host_ns)
-        unordered = machine.watch.host_access(space, key, write, name)
+        if write:
+            self._note_write(space, key)
+        unordered = machine.watch.host_access(space, key, write, name, self.next_call() if call is None else call)
         if not unordered or not machine.values:
             return
         for op in machine.running:
@@ -137,6 +146,17 @@ class HostMemory:
         if not write:
             for op in machine.deferred if machine.lazy else machine.running:
                 self._poison(tensor, space, key, op)
+
+    def next_call(self) -> int:
+        self.calls += 1
+        return self.calls
+
+    def _note_write(self, space: Space, key: Key) -> None:
+        """Uploads that were issued before see other bytes from now on, and not by a write outside torch."""
+        if space.uploads or any(item[1] is space for item in self.sources):
+            space.host_writes = [*space.host_writes, (self.device.machine.count, key)]
+        elif space.host_writes:
+            space.host_writes = []
 
     def _poison(self, tensor: torch.Tensor, space: Space, key: Key, op: Any) -> None:
         """Spoil the part of a tensor that ``op`` is writing right now; its end puts the right values there."""
@@ -147,6 +167,32 @@ class HostMemory:
                     mark = torch.zeros(space.size, dtype=torch.uint8)
                     mark_key(mark, other)
                     poison(tensor.detach(), mark.as_strided(g.shape, [step * g.item for step in g.stride], key[0]))
+
+    # writes that torch does not see
+
+    def computed(self, op: Op, run: Any) -> None:
+        """Keep watch over the source of an upload that has run; renew what an operation changed as it was told to."""
+        for space, _ in op.writes:
+            if space.host:
+                self.sources = [
+                    (*item[:3], _sum(space, item[2]) if item[1] is space else item[3]) for item in self.sources
+                ]
+        home = getattr(run, "home", None)
+        if home is not None and getattr(run, "digest", None) is not None:
+            key = op.reads[0][1]
+            self.sources.append((op, home, key, _sum(home, key)))
+
+    def check_sources(self, clock: Clock | None) -> None:
+        """The host is ordered after ``clock`` (None: everything): until now, nobody might change those sources."""
+        ours, later = [], []
+        for item in self.sources:
+            done = clock is None or item[0].seq <= clock.get(item[0].actor, 0)
+            (ours if done else later).append(item)
+        self.sources = later
+        for op, space, key, before in ours:
+            now = _sum(space, key)
+            if now is not None and now != before:
+                self.device.machine.watch.outside_write(op, space, key)
 
     # taint that a copy brought from the device
 
@@ -176,6 +222,12 @@ class HostMemory:
         g = of(tensor)
         start = tensor.storage_offset() * g.item
         return space.taint.as_strided((*g.shape, g.item), (*(step * g.item for step in g.stride), 1), start)
+
+
+def _sum(space: Space, key: Key) -> int | None:
+    """A checksum of bytes of pinned memory, None when it is gone; it keeps nothing alive."""
+    owner = space.data()
+    return None if owner is None else zlib.crc32(owner[key[0] : key[1]])
 
 
 def _forget(owner: Any, address: int, space: Space) -> None:

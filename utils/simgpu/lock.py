@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
-from threading import RLock
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from threading import RLock, current_thread, main_thread
 from typing import Any, TypeVar
 
 LOCK = RLock()
@@ -26,3 +28,24 @@ def lock_methods(cls: type, *names: str) -> None:
     """Lock these methods of a class."""
     for name in names:
         setattr(cls, name, locked(vars(cls)[name]))
+
+
+@contextmanager
+def interrupts_held() -> Iterator[list]:
+    """Keep Ctrl-C back while the machine's state changes; the list is not empty once one came.
+
+    Only where Python's own handler is in place, on the main thread; who holds it looks at the list at safe places.
+    """
+    came: list = []
+    ours = current_thread() is main_thread() and signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    if not ours:
+        yield came
+        return
+    signal.signal(signal.SIGINT, lambda *_: came.append(True))
+    try:
+        yield came
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        if came:
+            came.clear()
+            raise KeyboardInterrupt

@@ -13,6 +13,7 @@ from typing import Any
 
 from .engines import Engines
 from .host import Host, HostSpan
+from .lock import interrupts_held
 from .memory import Allocator
 from .ops import DONE, PENDING, READY, RUNNING, Clock, Hazard, Note, Op, Queue, join
 from .profiles import Profile
@@ -50,6 +51,11 @@ class Machine(Host):
         self.memory = Allocator(self, profile)
         self.closed = False
         self.capture: Any = None  # the CUDA graph capture in progress
+        self.settled: list[tuple[Space, int, int, Clock]] = []  # adversarial: reused bytes whose old users are deferred
+        self.interrupted: BaseException | None = None
+        self.spoil: Callable[[Op], None] = lambda op: None  # marks what an operation writes (the layer with values)
+        self.ordered: Callable[[Clock], None] | None = None  # told when the host is ordered after more
+        self.computed: Callable[[Op, Any], None] | None = None  # told of each computation that has ended
 
     @property
     def hazards(self) -> list[Hazard]:
@@ -94,6 +100,7 @@ class Machine(Host):
             return self.capture.launch(op)
         self._order(op)
         self.watch.check(op)
+        op.entries = 1
         self.keep_op(op)
         self._enqueue(op)
         return op
@@ -105,7 +112,7 @@ class Machine(Host):
             op.host_node = len(self.host_spans) - 1
         if self.lazy:
             self.deferred.append(op)
-        op.queue.pending += 1
+        op.queue.pending += op.entries
         self.unfinished += 1
         if self.unfinished > MAX_UNFINISHED:
             self.advance(self.host_ns)
@@ -116,6 +123,11 @@ class Machine(Host):
         self._take_host_clock(queue)
         queue.seq += 1
         op.seq, op.clock = queue.seq, queue.clock
+
+    def clock_of(self, queue: Queue) -> Clock:
+        """All that comes before the next operation on ``queue``."""
+        self._take_host_clock(queue)
+        return join(queue.clock, {queue.actor: queue.seq})
 
     def _take_host_clock(self, queue: Queue) -> None:
         if queue.host_version != self.host_version:
@@ -145,9 +157,11 @@ class Machine(Host):
         self.advance(self.host_ns)
         last: Op | None = None
         start = self.host_ns
-        while queue.pending >= self.profile.queue_depth:
-            last = self._step()
-            self.host_ns = max(self.host_ns, self.now)
+        with interrupts_held() as held:
+            while queue.pending >= self.profile.queue_depth:
+                last = self._step()
+                self.host_ns = max(self.host_ns, self.now)
+                self._raise_interrupt(held)
         if last is not None and self.keep == "all" and self.host_ns > start:
             self.host_spans.append(HostSpan("launch queue full", "sync", start, self.host_ns, (last,), 0))
 
@@ -183,10 +197,14 @@ class Machine(Host):
     def advance(self, until: int | None, stop: Op | None = None) -> None:
         """Run the device up to time ``until`` (None: as far as it goes), or until ``stop`` is done."""
         heap = self.heap
-        while heap and (until is None or heap[0][0] <= until):
-            if stop is not None and stop.state == DONE:
-                return
-            self._step()
+        if not heap or (until is not None and heap[0][0] > until):
+            return
+        with interrupts_held() as held:
+            while heap and (until is None or heap[0][0] <= until):
+                if stop is not None and stop.state == DONE:
+                    return
+                self._step()
+                self._raise_interrupt(held)
 
     def _step(self) -> Op | None:
         """Process everything that happens at the next moment: ends first, then starts."""
@@ -221,8 +239,8 @@ class Machine(Host):
         op.state, op.end = DONE, now
         if op.engine is not None:
             self.running.pop(op, None)
-            op.queue.pending -= 1
             self.unfinished -= 1
+        op.queue.pending -= op.entries
         if op.run is not None and not self.lazy:
             self.compute(op)
         if op.followers:
@@ -237,27 +255,81 @@ class Machine(Host):
     def compute(self, op: Op) -> None:
         """Run the operation's computation once; a failure is kept for the next synchronising call."""
         run, op.run = op.run, None
-        if run is not None:
-            try:
-                run(op)
-            except Exception as error:
-                self.errors.append(error)
-            op.bad = None
+        if run is None:
+            return
+        try:
+            run(op)
+        except Exception as error:
+            self.errors.append(error)
+        except BaseException as error:  # Ctrl-C: what it leaves half done cannot be trusted; the rest goes on
+            self.interrupted = self.interrupted or error
+            self.spoil(op)
+        op.bad = None
+        then, op.then = op.then or (), None
+        for follow in then:
+            follow()
+        if self.computed is not None:
+            self.computed(op, run)
 
     def compute_deferred(self, clock: Clock | None) -> None:
         """Adversarial numerics: compute, in call order, what happens before ``clock`` (None: everything)."""
+        with interrupts_held() as held:
+            self._compute_before(clock)
+            self._raise_interrupt(held)
+
+    def _compute_before(self, clock: Clock | None) -> None:
         waiting = []
         for op in self.deferred:
+            if op.run is None:
+                continue
             if clock is None or op.seq <= clock.get(op.actor, 0):
+                self._compute_users_before(op)
                 self.compute(op)
             else:
                 waiting.append(op)
-        self.deferred = waiting
+        self.deferred = waiting if clock is not None else []
+
+    def _compute_users_before(self, op: Op) -> None:
+        """The old users of a block that ``op`` reuses come first: the allocator waited for them, nobody else did."""
+        if self.settled:
+            for space, key in (*op.reads, *op.writes):
+                self.compute_settled(space, key[0], key[1])
+
+    def compute_settled(self, space: Space, low: int, high: int) -> None:
+        """Compute what still uses the old contents of a range that the allocator handed on."""
+        due = [entry for entry in self.settled if entry[0] is space and entry[1] < high and low < entry[2]]
+        if due:
+            self.settled = [entry for entry in self.settled if entry not in due]
+        for _, _, _, clock in due:
+            for op in self.deferred:
+                if op.run is not None and op.seq <= clock.get(op.actor, 0):
+                    self._compute_users_before(op)
+                    self.compute(op)
+
+    def settled_users(self, space: Space, key: Key) -> list[Op]:
+        """What still is to be computed of the work before a range was handed on."""
+        return [
+            op
+            for where, low, high, clock in self.settled
+            if where is space and low < key[1] and key[0] < high
+            for op in self.deferred
+            if op.run is not None and op.seq <= clock.get(op.actor, 0)
+            and any(s is space and meet(mine, key) for s, mine in (*op.reads, *op.writes))
+        ]
+
+    def _raise_interrupt(self, held: list) -> None:
+        """Between two operations the state is whole: a Ctrl-C that came meanwhile takes effect here."""
+        error, self.interrupted = self.interrupted, None
+        if error is not None:
+            raise error
+        if held:
+            held.clear()
+            raise KeyboardInterrupt
 
     def _find_torn(self, op: Op) -> None:
         """Mark what overlaps in time and touches the same bytes: neither side can be trusted."""
         for other in self.running:
-            if other is not op and other.actor != op.actor:
+            if other is not op:  # two of one stream overlap only as branches of a graph
                 tear(op, other)
                 tear(other, op)
 

@@ -114,6 +114,7 @@ class Allocator:
         self.medium_segment = p.scaled_bytes(20 * MIB, 2048)
         self.free_blocks: dict[tuple, list[Block]] = {}
         self.held: list[tuple[Block, list[Op]]] = []
+        self.deferred: list[Block] = []  # freed during a capture: their streams are asked after it
         self.next_base = ARENA_BASE
         self.numbers = count()
         self.limit = p.memory_bytes
@@ -126,7 +127,7 @@ class Allocator:
 
     def allocate(self, nbytes: int, queue: Queue, pool: object = None) -> Block:
         """A block of at least ``nbytes`` for work on ``queue``; raises OutOfMemory."""
-        if self.held:
+        if self.held or self.deferred:
             self._release_held()
         size = max(self.round, -(-nbytes // self.round) * self.round)
         key = (pool, queue.actor, size <= self.small)
@@ -145,9 +146,16 @@ class Allocator:
         self.stats.add(allocated=-block.size)
         self.stats.live -= 1
         if block.shared and not self.machine.closed:
-            self.held.append((block, [self.machine.record(queue, cost=False) for queue in block.shared]))
+            if self.machine.capture is not None:
+                self.deferred.append(block)
+            else:
+                self._hold(block)
         else:
             self._give_back(block)
+
+    def _hold(self, block: Block) -> None:
+        markers = [self.machine.record(queue, cost=False) for queue in block.shared or ()]
+        self.held.append((block, markers))
 
     def share(self, block: Block, queue: Queue) -> None:
         """record_stream: ``queue`` uses the block too."""
@@ -157,7 +165,7 @@ class Allocator:
     def has_unused(self) -> bool:
         """Whether a whole segment is free, or a block waits for other streams."""
         keep = self.pools_in_use()
-        return bool(self.held) or any(
+        return bool(self.held or self.deferred) or any(
             block.before is None and block.behind is None
             for key, blocks in self.free_blocks.items()
             if key[0] not in keep
@@ -236,6 +244,10 @@ class Allocator:
 
     def _release_held(self) -> None:
         """Free the blocks whose recorded streams are done, as the allocator's event queries find out."""
+        if self.machine.capture is None:
+            deferred, self.deferred = self.deferred, []
+            for block in deferred:
+                self._hold(block)
         self.machine.advance(self.machine.host_ns)
         waiting = []
         for block, markers in self.held:

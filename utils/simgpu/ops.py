@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 
 Clock = dict[int, int]  # per actor (queue), how many of its operations are known to have happened before
 PENDING, READY, RUNNING, DONE = range(4)
+HOST_SIDE = "host"  # the ``stream`` of what the host does
 
 
 def join(one: Clock, other: Clock) -> Clock:
@@ -42,6 +43,7 @@ class Op:
         "clock",
         "end",
         "engine",
+        "entries",
         "followers",
         "host_node",
         "index",
@@ -61,6 +63,7 @@ class Op:
         "share",
         "start",
         "state",
+        "then",
         "ticket",
         "unmet",
         "work",
@@ -79,6 +82,8 @@ class Op:
         self.writes: tuple[tuple[Space, Key], ...] = ()
         self.bad: list[tuple[Space, Key]] | None = None  # ranges that were torn while it ran
         self.run: Callable[[Op], None] | None = None
+        self.then: list[Callable[[], None]] | None = None  # what follows its computation at once
+        self.entries = 0  # places it takes in its stream's launch queue until it is done
         self.layer: str | None = None
         self.seq, self.host_node = 0, -1
         self.clock: Clock = {}
@@ -128,9 +133,14 @@ class Access:
     stream: str
     layer: str | None = None
 
+    @property
+    def label(self) -> str:
+        """What the host did has no number: ``index`` says before which operation it came."""
+        return self.name if self.stream == HOST_SIDE else f"{self.name} #{self.index}"
+
     def __str__(self) -> str:
         inside = f" in {self.layer}" if self.layer else ""
-        return f"{self.name} #{self.index} ({self.stream}{inside})"
+        return f"{self.label} ({self.stream}{inside})"
 
 
 @dataclass(frozen=True)
@@ -171,7 +181,7 @@ class Hazard:
         place = f"{self.buffer} (bytes {low:,} to {high:,}{', host memory' if self.host else ''})"
         lines = [
             f"{self.kind}: {self.second} {what.format(b=place, f=self.first)}.",
-            f"  Missing edge: {self.first.name} #{self.first.index} -> {self.second.name} #{self.second.index}; "
+            f"  Missing edge: {self.first.label} -> {self.second.label}; "
             "nothing on the host or in the streams orders them, whatever the timing.",
             f"  Add: {self.fix}",
         ]

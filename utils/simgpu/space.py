@@ -11,7 +11,7 @@ from functools import lru_cache
 from itertools import product
 from typing import Any
 
-from .ops import DONE, Clock, Op
+from .ops import Clock, Op
 
 Pattern = tuple[int, tuple[tuple[int, int], ...]]
 Key = tuple[int, int, Pattern | None]
@@ -148,7 +148,9 @@ class Space:
     ``data`` and ``taint`` belong to the layer that computes values; the core never looks inside.
     """
 
-    __slots__ = ("__weakref__", "base", "data", "host", "live", "name", "reads", "size", "taint", "uploads", "writes")
+    __slots__ = (
+        "__weakref__", "base", "data", "host", "host_writes", "live", "name", "reads", "size", "taint", "uploads", "writes",
+    )
 
     def __init__(self, size: int, *, host: bool, base: int, name: str = ""):
         self.size, self.host, self.base, self.name = size, host, base, name
@@ -156,13 +158,15 @@ class Space:
         self.data: Any = None
         self.taint: Any = None
         self.uploads: list[Any] = []  # pending copies from here (host memory only)
+        self.host_writes: list[tuple[int, Key]] = []  # the host's own while copies from here are pending
         self.live: dict[int, Any] = {}  # offset -> what is allocated there (size, label)
 
-    def pending(self, key: Key, *, computed: bool) -> bool:
-        """Whether an operation on these bytes is still to run (``computed``) or to be computed."""
-        return any(
-            (op.state != DONE if computed else op.run is not None) and meet(old, key)
+    def users(self, key: Key) -> list[Op]:
+        """The operations on these bytes that are still to be computed."""
+        return list(dict.fromkeys(
+            op
             for side in (self.reads, self.writes)
             for mine in side.by_actor.values()
             for old, op in mine.items()
-        )
+            if op.run is not None and meet(old, key)
+        ))

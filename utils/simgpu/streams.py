@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from threading import get_ident
 from typing import Any
 
 from . import sessions
@@ -228,7 +227,7 @@ def default_stream(device: Any = None) -> Stream:
 def set_stream(stream: Stream) -> None:
     if stream is not None:
         device = sessions.require("torch.cuda.set_stream")
-        device.current[get_ident()] = _checked(stream).queue
+        device.current.queue = _checked(stream).queue
 
 
 @locked

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from .ops import Access, Clock, Hazard, HazardError, Note, Op, Queue
+from .ops import HOST_SIDE, Access, Clock, Hazard, HazardError, Note, Op, Queue
 from .space import Key, Space, meet, shared_range
 
 if TYPE_CHECKING:
@@ -58,8 +58,11 @@ class Watch:
 
     # host operations
 
-    def host_access(self, space: Space, key: Key, write: bool, name: str) -> bool:
-        """The host touches pinned memory; returns whether something on the device is not ordered before that."""
+    def host_access(self, space: Space, key: Key, write: bool, name: str, call: int) -> bool:
+        """The host touches pinned memory; returns whether something on the device is not ordered before that.
+
+        ``call`` tells one call of the host, which may touch the memory many times, from the next.
+        """
         machine = self.machine
         clock = machine.host_clock
         found = [
@@ -70,20 +73,20 @@ class Watch:
         for kind, first, _, old_key, _ in _newest(found):
             if machine.lazy and kind != "RAW":
                 first.bad = [*(first.bad or ()), (space, key)]
-            self._add(kind, first, space, old_key, key, Access(machine.count, name, "host", _layer(machine)), None)
+            second = Access(machine.count, name, HOST_SIDE, _layer(machine))
+            self._add(kind, first, space, old_key, key, second, None, call=call)
         return bool(found)
 
     def outside_write(self, op: Op, space: Space, key: Key) -> None:
         """The bytes of a pinned source changed between the call and the copy, by no operation that was seen."""
-        already = any(h.first.index == op.index and h.host and h.kind != "RAW" for h in self.hazards)
-        if not already:
-            second = Access(op.index, "write outside torch (numpy or another view)", "host", None)
+        if not any(count > op.index and meet(written, key) for count, written in space.host_writes):
+            second = Access(op.index, "write outside torch (numpy or another view)", HOST_SIDE, None)
             self._add("WAR", op, space, key, key, second, None, deferred=True)
 
     def freed_source(self, op: Op, space: Space) -> None:
         """A graph was replayed whose captured copy reads a pinned buffer that is gone."""
         label = space.live[0].label
-        first = Access(op.index, f"release of {label}", "host", None)
+        first = Access(op.index, f"release of {label}", HOST_SIDE, None)
         hazard = Hazard(
             "RAW",
             first,
@@ -110,16 +113,18 @@ class Watch:
         second: Access,
         op: Op | None,
         deferred: bool = False,
+        call: int = 0,
     ) -> None:
         low, high = shared_range(old_key, key)
         block = find_block(space, low)
         start, label = (block.offset, block.label) if block is not None else (0, NOBODYS)
-        identity = (first.index, second.index, space.base + start, op is None)
+        identity = (first.index, op.index if op is not None else ("host", call), space.base + start)
         if identity in self._seen:
             return
         self._seen.add(identity)
         reused = block is not None and not space.host and first.index < block.birth
-        fix, remark = _fix(first, op, second, reused, label), _remark(first, op, reused)
+        moved = reused and first.queue is not block.queue  # else record_stream would name the block's own stream
+        fix, remark = _fix(first, op, second, moved, label), _remark(first, op, reused)
         hazard = Hazard(kind, _access(first), second, label, (low - start, high - start), space.host, fix, remark)
         self.hazards.append(hazard)
         if self.on_hazard == "raise" and not deferred:

@@ -1,0 +1,305 @@
+"""Race detection, graphs, interrupts and threads of the simulated device: programs that once went unnoticed or wrong."""
+
+from __future__ import annotations
+
+import math
+import threading
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from utils import simgpu  # noqa: E402
+from utils.simgpu import RTX_5060_LAPTOP, session  # noqa: E402
+
+N = 1 << 18
+CU = {"device": "cuda"}
+NB = {"non_blocking": True}
+
+
+def kinds(gpu) -> list[str]:
+    return [hazard.kind for hazard in gpu.hazards]
+
+
+# memory that is used again
+
+
+@pytest.mark.parametrize("numerics", ["exact", "adversarial"])
+def test_empty_does_not_undo_a_write_that_is_ordered_after_the_old_users(numerics):
+    with session(RTX_5060_LAPTOP, numerics=numerics) as gpu:
+        here, side = torch.cuda.current_stream(), torch.cuda.Stream()
+        first, second = torch.cuda.Event(), torch.cuda.Event()
+        source = torch.full((N,), 3.0).pin_memory()
+        old = torch.ones(N, **CU)
+        torch.cuda.synchronize()
+        used = old + 1
+        first.record()
+        address = old.data_ptr()
+        del old
+        torch.cuda._sleep(10**7)
+        buffer = torch.empty(N, **CU)
+        assert buffer.data_ptr() == address
+        with torch.cuda.stream(side):
+            side.wait_event(first)
+            buffer.copy_(source, **NB)
+            second.record()
+        second.synchronize()
+        here.wait_event(second)
+        assert buffer[0].item() == 3.0 and used[0].item() == 2.0
+        assert gpu.hazards == []
+
+
+def test_empty_over_a_pending_user_still_counts_as_unwritten():
+    with session(RTX_5060_LAPTOP) as gpu:
+        old = torch.ones(N, **CU)
+        used = old + 1
+        del old
+        buffer = torch.empty(N, **CU)
+        assert math.isnan(buffer[0].item()) and used[0].item() == 2.0
+        assert gpu.hazards == []
+
+
+def test_record_stream_inside_a_capture_keeps_the_block_until_the_capture_ends():
+    with session(RTX_5060_LAPTOP) as gpu:
+        side, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
+        torch.cuda.synchronize()
+        with torch.cuda.graph(graph):
+            here = torch.cuda.current_stream()
+            first = torch.ones(N, **CU)
+            side.wait_stream(here)
+            with torch.cuda.stream(side):
+                kept = first * 2
+            first.record_stream(side)
+            address = first.data_ptr()
+            del first
+            again = torch.zeros(N, **CU)
+            assert again.data_ptr() != address
+            here.wait_stream(side)
+        graph.replay()
+        assert kept[0].item() == 2.0 and again[0].item() == 0.0
+        assert gpu.hazards == []
+
+
+def test_the_allocators_wait_computes_nothing_early_under_adversarial_numerics():
+    with session(RTX_5060_LAPTOP, numerics="adversarial") as gpu:
+        side = torch.cuda.Stream()
+        source, shared, out = torch.full((N,), 7.0, **CU), torch.ones(N, **CU), torch.zeros(N, **CU)
+        torch.cuda.synchronize()
+        with torch.cuda.stream(side):
+            out.copy_(source)
+            shared.add_(1)
+        shared.record_stream(side)
+        del shared
+        simgpu.host_work(10_000)
+        torch.empty(8, **CU)
+        source.fill_(0.0)
+        torch.cuda.synchronize()
+        assert kinds(gpu) == ["WAR"] and out[0].item() != 7.0
+
+
+def test_a_block_handed_on_after_record_stream_does_not_change_what_its_old_users_see():
+    with session(RTX_5060_LAPTOP, numerics="adversarial") as gpu:
+        side = torch.cuda.Stream()
+        shared, out = torch.full((N,), 5.0, **CU), torch.zeros(N, **CU)
+        address = shared.data_ptr()
+        torch.cuda.synchronize()
+        with torch.cuda.stream(side):
+            out.copy_(shared)
+        shared.record_stream(side)
+        del shared
+        simgpu.host_work(10_000)
+        torch.empty(8, **CU)
+        fresh = torch.full((N,), 9.0, **CU)
+        assert fresh.data_ptr() == address
+        torch.cuda.current_stream().synchronize()
+        assert fresh[0].item() == 9.0
+        torch.cuda.synchronize()
+        assert out[0].item() == 5.0 and gpu.hazards == []
+
+
+# Ctrl-C
+
+
+def _interrupted_program(gpu):
+    x, y = torch.ones(N, **CU), torch.zeros(N, **CU)
+    torch.cuda.synchronize()
+    x.mul_(2)
+    hit = gpu.machine.heap[-1][3]
+    run = hit.run
+    y.add_(1)
+    z = y + 1
+
+    def interrupted(op):
+        run(op)
+        raise KeyboardInterrupt
+
+    hit.run = interrupted
+    return x, z
+
+
+@pytest.mark.parametrize("numerics", ["exact", "adversarial"])
+def test_ctrl_c_during_a_computation_leaves_the_rest_right_and_its_own_result_marked(numerics):
+    with session(RTX_5060_LAPTOP, numerics=numerics) as gpu:
+        x, z = _interrupted_program(gpu)
+        with pytest.raises(KeyboardInterrupt):
+            torch.cuda.synchronize()
+        torch.cuda.synchronize()
+        assert z[0].item() == 2.0
+        assert math.isnan(x[0].item()) and math.isnan((x + 1)[5].item())
+
+
+def test_a_signal_during_a_flush_takes_effect_between_two_operations():
+    import signal
+
+    with session(RTX_5060_LAPTOP) as gpu:
+        x = torch.ones(N, **CU)
+        torch.cuda.synchronize()
+        x.mul_(2)
+        first = gpu.machine.heap[-1][3]
+        run = first.run
+
+        def signalled(op):
+            signal.raise_signal(signal.SIGINT)
+            run(op)
+
+        first.run = signalled
+        x.add_(1)
+        with pytest.raises(KeyboardInterrupt):
+            torch.cuda.synchronize()
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+        assert x[0].item() == 3.0
+
+
+# graphs
+
+
+FORK_VALUES = {"exact": None, "adversarial": "wrong"}
+
+
+@pytest.mark.parametrize("numerics", list(FORK_VALUES))
+def test_a_race_between_captured_branches_goes_wrong_at_replay(numerics):
+    with session(RTX_5060_LAPTOP, numerics=numerics) as gpu:
+        side, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
+        source, target = torch.full((N,), 2.0).pin_memory(), torch.zeros(N, **CU)
+        torch.cuda.synchronize()
+        with torch.cuda.graph(graph):
+            here = torch.cuda.current_stream()
+            side.wait_stream(here)
+            with torch.cuda.stream(side):
+                target.copy_(source, **NB)
+            seen = target * 1
+            here.wait_stream(side)
+        for _ in range(2):
+            graph.replay()
+            torch.cuda.synchronize()
+            assert math.isnan(seen[0].item())  # both run at once, in either mode
+        assert kinds(gpu)[0] in ("RAW", "WAR")
+
+
+def test_a_replay_is_one_entry_of_the_launch_queue():
+    with session(RTX_5060_LAPTOP) as gpu:
+        x, graph = torch.ones(16, **CU), torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            for _ in range(400):
+                x.add_(1)
+        before = gpu.machine.host_ns
+        for _ in range(6):
+            graph.replay()
+        assert gpu.machine.host_ns - before == 6 * RTX_5060_LAPTOP.launch_ns
+        assert gpu.queue.pending == 6
+        torch.cuda.synchronize()
+        assert gpu.queue.pending == 0
+
+
+# writes that torch does not see, and those that it does
+
+
+def test_a_numpy_write_before_the_host_is_ordered_after_the_copy_is_found():
+    with session(RTX_5060_LAPTOP) as gpu:
+        side, x, p = torch.cuda.Stream(), torch.ones(N, **CU), torch.zeros(N).pin_memory()
+        torch.cuda.synchronize()
+        with torch.cuda.stream(side):
+            x.copy_(p, **NB)
+        simgpu.host_work(10_000)
+        torch.cuda.current_stream().synchronize()  # runs the copy, orders nothing after it
+        p.numpy()[:] = 3
+        torch.cuda.synchronize()
+        assert kinds(gpu) == ["WAR"] and "outside torch" in gpu.hazards[0].second.name
+
+
+def test_what_the_device_itself_writes_there_later_is_no_write_outside_torch():
+    with session(RTX_5060_LAPTOP) as gpu:
+        x, p = torch.ones(N, **CU), torch.zeros(N).pin_memory()
+        torch.cuda.synchronize()
+        x.copy_(p, **NB)
+        x.add_(4)
+        p.copy_(x, **NB)
+        torch.cuda.synchronize()
+        p.numpy()[:] = 3
+        torch.cuda.synchronize()
+        assert gpu.hazards == []
+
+
+def test_a_write_by_torch_is_blamed_on_torch_only():
+    with session(RTX_5060_LAPTOP) as gpu:
+        x, y, p = torch.ones(N, **CU), torch.ones(N, **CU), torch.zeros(N).pin_memory()
+        torch.cuda.synchronize()
+        x.copy_(p, **NB)
+        y.copy_(p, **NB)
+        p.fill_(3.0)
+        torch.cuda.synchronize()
+        assert [h.second.name for h in gpu.hazards] == ["host fill"]
+
+
+# what a hazard says
+
+
+def test_host_operations_are_told_apart_and_bear_no_number_of_the_device():
+    with session(RTX_5060_LAPTOP) as gpu:
+        x, p = torch.ones(N, **CU), torch.zeros(N).pin_memory()
+        torch.cuda.synchronize()
+        p.copy_(x, **NB)
+        p.max()
+        p.fill_(0.0)
+        x.add_(1)
+        assert [h.second.name for h in gpu.hazards] == ["host max", "host fill"]
+        assert "host fill (host)" in str(gpu.hazards[1]) and "host fill #" not in str(gpu.hazards[1])
+
+
+def test_the_line_that_is_suggested_names_the_stream_that_must_wait():
+    with session(RTX_5060_LAPTOP) as gpu:
+        side = torch.cuda.Stream()
+        old = torch.ones(N, **CU)
+        torch.cuda.synchronize()
+        used = old + 1  # on the block's own stream
+        del old
+        buffer = torch.empty(N, **CU)
+        with torch.cuda.stream(side):
+            buffer.fill_(2.0)
+        assert used.shape == (N,) and kinds(gpu) == ["WAR"]
+        assert gpu.hazards[0].fix.startswith("stream_1.wait_stream(torch.cuda.default_stream())")
+        assert "record_stream" not in gpu.hazards[0].fix
+
+
+# threads
+
+
+def test_a_new_thread_starts_on_the_default_stream_whatever_its_ident():
+    seen = []
+    with session(RTX_5060_LAPTOP) as gpu:
+        side = torch.cuda.Stream()
+
+        def one():
+            torch.cuda.set_stream(side)
+            seen.append(torch.cuda.current_stream().queue.name)
+
+        def two():
+            seen.append(torch.cuda.current_stream().queue.name)
+
+        for target in (one, two, one, two):
+            thread = threading.Thread(target=target)
+            thread.start()
+            thread.join()
+        assert seen == [side.queue.name, "default stream"] * 2 and gpu.queue is gpu.default
+
+

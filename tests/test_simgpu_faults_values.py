@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 
 from utils import simgpu
+from utils.simgpu import Unsupported
 
 CUDA = {"device": "cuda"}
 
@@ -175,3 +177,126 @@ def test_out_costs_a_write_only(gpu):
     plain = kernel_us(gpu, lambda: a + b)
     assert kernel_us(gpu, lambda: torch.add(a, b, out=c)) == plain
     assert kernel_us(gpu, lambda: torch.mul(a, b, out=c)) == plain
+
+
+# copies
+
+def test_converting_to_the_cpu_asynchronously_is_pinned_and_right(gpu):
+    y = torch.arange(4.0, **CUDA).to("cpu", torch.float64, non_blocking=True)
+    torch.cuda.synchronize()
+    assert y.tolist() == [0, 1, 2, 3] and y.is_pinned() and y.dtype is torch.float64
+    assert gpu.hazards == [] and gpu.notes == []
+
+
+def test_a_transposed_tensor_keeps_its_strides_on_the_way_to_the_cpu(gpu):
+    x = torch.arange(6.0, **CUDA).view(2, 3).t()
+    for y in (x.to("cpu", non_blocking=True), x.cpu(), x.to("cpu", torch.float64, non_blocking=True)):
+        torch.cuda.synchronize()
+        assert y.stride() == (1, 3) and y.tolist() == [[0, 3], [1, 4], [2, 5]]
+    assert gpu.hazards == [] and gpu.notes == []
+
+
+@pytest.mark.parametrize("order", [(1, 0, 2), (2, 1, 0), (0, 2, 1)])
+def test_sides_transposed_alike_are_one_plain_copy(gpu, order):
+    host = torch.arange(24.0).view(2, 3, 4).pin_memory()
+    spare = torch.empty(2, 3, 4, **CUDA)
+    busy_until = gpu.elapsed_ms
+    torch.cuda._sleep(10**7)
+    assert spare.permute(order).copy_(host.permute(order), non_blocking=True).shape == host.permute(order).shape
+    back = torch.empty(2, 3, 4).pin_memory()
+    back.permute(order).copy_(spare.permute(order), non_blocking=True)
+    assert gpu.elapsed_ms - busy_until < 1 and gpu.notes == []
+    torch.cuda.synchronize()
+    assert torch.equal(back, host) and torch.equal(spare.cpu(), host)
+    assert [k for k in gpu.trace().columns["kind"] if k in ("h2d", "d2h", "d2d")] == ["h2d", "d2h", "d2h"]
+
+
+# indices that stand for one integer make views
+
+ONES = {
+    "numpy integer": lambda: np.int64(1),
+    "numpy scalar array": lambda: np.array(1),
+    "cpu tensor": lambda: torch.tensor(1),
+    "device tensor": lambda: torch.tensor(1, **CUDA),
+}
+
+
+@pytest.mark.parametrize("name", ONES)
+def test_an_index_object_makes_a_view(gpu, name):
+    slots, one = torch.zeros(3, 2, **CUDA), ONES[name]()
+    slots[one].fill_(5)
+    slots[0, one].fill_(7)
+    slots[one :, 0].add_(1)
+    assert slots.tolist() == [[0, 7], [6, 5], [1, 0]]
+    slots[one] = torch.full((2,), 9.0, **CUDA)
+    assert slots[1].tolist() == [9, 9]
+
+
+def test_an_index_on_the_device_waits_for_it(gpu):
+    slots, one = torch.zeros(3, **CUDA), torch.tensor(1, **CUDA)
+    torch.cuda._sleep(10**7)
+    assert slots[one].data_ptr() == slots.data_ptr() + 4 and gpu.elapsed_ms > 10
+
+
+@pytest.mark.parametrize("flag", [True, False, torch.tensor(True), torch.tensor(False)], ids=repr)
+def test_a_truth_value_is_a_dimension(gpu, flag):
+    values = torch.arange(4.0).view(2, 2)
+    x = values.to("cuda")
+    with torch._C.DisableTorchFunction():
+        expected = [values[flag], values[None, flag], values[0, flag], values[..., flag]]
+    for found, right in zip([x[flag], x[None, flag], x[0, flag], x[..., flag]], expected, strict=True):
+        assert found.shape == right.shape and found.tolist() == right.tolist()
+
+
+# numbers on the device where the host needs one
+
+def test_factories_read_numbers_on_the_device(gpu):
+    three, half = torch.tensor(3, **CUDA), torch.tensor(0.5, **CUDA)
+    assert torch.full((2,), half, **CUDA).tolist() == [0.5, 0.5]
+    assert torch.full((2,), half).tolist() == [0.5, 0.5]
+    assert torch.arange(0, three, **CUDA).tolist() == torch.arange(three, **CUDA).tolist() == [0, 1, 2]
+    assert torch.zeros((three, 2), **CUDA).shape == (3, 2) and torch.ones(three, 2, **CUDA).shape == (3, 2)
+    assert set(torch.randint(0, three, (50,), **CUDA).tolist()) == {0, 1, 2}
+    assert torch.full_like(half, three).item() == 3 and half.new_full((2,), half).tolist() == [0.5, 0.5]
+    assert torch.linspace(0, three, 4, **CUDA).tolist() == [0, 1, 2, 3]
+
+
+def test_factories_wait_for_the_number(gpu):
+    half = torch.tensor(0.5, **CUDA)
+    torch.cuda._sleep(10**7)
+    torch.full((2,), half, **CUDA)
+    assert gpu.elapsed_ms > 10
+
+
+def test_lists_of_device_numbers(gpu):
+    x = torch.tensor([1.0, 2.0], **CUDA)
+    made = torch.tensor([x[0], x[1]])
+    assert made.tolist() == [1, 2] and made.device.type == "cpu" and made.dtype is torch.float32
+    there = torch.tensor([[x[0], 4.0], [x[1], 3.0]], **CUDA)
+    assert there.tolist() == [[1, 4], [2, 3]] and there.is_cuda
+    assert torch.tensor([x[0].half()], **CUDA).dtype is torch.float16
+    with pytest.raises(ValueError, match="one element"):
+        torch.tensor([x])
+
+
+def test_asarray(gpu):
+    for data in ([1.0, 2.0], np.array([1.0, 2.0]), torch.tensor([1.0, 2.0])):
+        assert torch.asarray(data, **CUDA).is_cuda and torch.asarray(data, **CUDA).tolist() == [1, 2]
+        assert not torch.asarray(data).is_cuda
+    x = torch.ones(2, **CUDA)
+    assert torch.asarray(x) is x and torch.asarray(x, copy=True).data_ptr() != x.data_ptr()
+
+
+def test_factories_with_out(gpu):
+    x = torch.empty(3, **CUDA)
+    assert torch.randn(3, out=x) is x and torch.zeros(3, out=x).tolist() == [0, 0, 0]
+    assert torch.arange(3, out=x).tolist() == [0, 1, 2] and gpu.notes == []
+    with pytest.raises(Unsupported, match="resize"):
+        torch.zeros(4, out=x)
+    p, side = torch.zeros(1 << 20).pin_memory(), torch.cuda.Stream()
+    y = torch.ones(1 << 20, **CUDA)
+    torch.cuda.synchronize()
+    with torch.cuda.stream(side):
+        y.copy_(p, non_blocking=True)
+    torch.zeros(1 << 20, out=p)
+    assert [h.kind for h in gpu.hazards] == ["WAR"] and gpu.hazards[0].host

@@ -17,7 +17,7 @@ from .costs import copy_ns, estimate, host_ns
 from .geometry import Geometry, dense, geometry, of
 from .space import Space
 from .task import Task
-from .tensor import SimTensor
+from .tensor import SimTensor, new_tensor
 from .transfers import PinnedUpload, copy_values, digest, download, upload
 from .values import Ref, plain_torch
 
@@ -34,6 +34,7 @@ def copy_into(dst: torch.Tensor, src: torch.Tensor, non_blocking: bool) -> torch
         src = src.expand(dst.shape)
     if not dst.numel():
         return dst
+    target, (dst, src) = dst, _in_order(dst, src)
     if isinstance(dst, SimTensor) and isinstance(src, SimTensor):
         device = dst.memory.device
         device.check_tensors((dst, src))
@@ -44,7 +45,34 @@ def copy_into(dst: torch.Tensor, src: torch.Tensor, non_blocking: bool) -> torch
     else:
         src.memory.device.check_tensors((src,), reading=True)
         _device_to_host(src.memory.device, _plain(dst), src, non_blocking)
-    return dst
+    return target
+
+
+def _in_order(dst: torch.Tensor, src: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Both sides with their dimensions in the order of ``dst`` in memory, where that makes both contiguous."""
+    strides = _stride(dst)
+    order = sorted(range(len(strides)), key=lambda dim: -strides[dim])
+    if order == list(range(len(order))) or strides == dense(tuple(dst.shape), dst.dtype).stride:
+        return dst, src
+    one, other = _permuted(dst, order), _permuted(src, order)
+    return (one, other) if _contiguous(one) and _contiguous(other) else (dst, src)
+
+
+def _stride(tensor: torch.Tensor) -> tuple[int, ...]:
+    return tensor.geometry.stride if isinstance(tensor, SimTensor) else tuple(tensor.stride())
+
+
+def _contiguous(tensor: torch.Tensor) -> bool:
+    return tensor.geometry.contiguous if isinstance(tensor, SimTensor) else tensor.is_contiguous()
+
+
+def _permuted(tensor: torch.Tensor, order: list[int]) -> torch.Tensor:
+    if isinstance(tensor, SimTensor):
+        g = tensor.geometry
+        permuted = geometry(tuple(g.shape[d] for d in order), tuple(g.stride[d] for d in order), g.dtype)
+        return new_tensor(tensor.memory, tensor.start, permuted)
+    with plain_torch():
+        return tensor.detach().permute(order)
 
 
 def _plain(tensor: torch.Tensor) -> torch.Tensor:
@@ -187,6 +215,15 @@ def to_host(tensor: torch.Tensor) -> torch.Tensor:
     return target
 
 
+def off_device(data: Any) -> Any:
+    """Nested lists with every device tensor in them read, one by one, as torch.tensor does."""
+    if isinstance(data, SimTensor):
+        if data.geometry.numel != 1:
+            raise ValueError("only one element tensors can be converted to Python scalars")
+        return to_host(data)
+    return type(data)(map(off_device, data)) if type(data) in (list, tuple) else data
+
+
 # Tensor.to and its relatives
 
 
@@ -208,16 +245,13 @@ def converted(
     dtype = dtype or tensor.dtype
     if on_device is to_device and dtype is tensor.dtype and not copy and memory_format in (None, torch.preserve_format):
         return tensor
-    shape = tuple(tensor.shape)
     target_geometry = _like(tensor, dtype, memory_format)
     if on_device and not to_device:
         owner = tensor.memory.device
         owner.check_reading(tensor)
-        target = (
-            owner.host.empty(shape, tensor.dtype) if non_blocking and owner.open else _cpu_empty(shape, tensor.dtype)
-        )
+        target = _cpu_target(owner, target_geometry, pinned=non_blocking and owner.open)
         copy_into(target, tensor, non_blocking)
-        return target if dtype is tensor.dtype else target.to(dtype)
+        return target
     from .sessions import require
 
     owner = tensor.memory.device if on_device else require("Tensor.to")
@@ -238,9 +272,13 @@ def _like(tensor: torch.Tensor, dtype: torch.dtype, memory_format: Any) -> Geome
         return of(torch.empty_like(meta, dtype=dtype, memory_format=fmt))
 
 
-def _cpu_empty(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+def _cpu_target(owner: Any, g: Geometry, *, pinned: bool) -> torch.Tensor:
+    """An uninitialised CPU tensor of (the dense) geometry ``g``."""
     with plain_torch():
-        return torch.empty(shape, dtype=dtype)
+        if not pinned:
+            return torch.empty_strided(g.shape, g.stride, dtype=g.dtype)
+        made = owner.host.empty(g.shape, g.dtype)
+        return made if g.contiguous else made.as_strided(g.shape, g.stride)
 
 
 __all__ = ["converted", "copy_into", "dense", "digest", "geometry", "to_host"]

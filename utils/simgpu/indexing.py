@@ -2,15 +2,39 @@
 
 from __future__ import annotations
 
+import operator
 from typing import Any
 
+import numpy as np
 import torch
 
 from . import copies
-from .geometry import geometry
+from .geometry import dense, geometry
 from .tensor import SimTensor, new_tensor
 
 aten = torch.ops.aten
+
+
+def _items(index: Any) -> tuple:
+    """The items of an index: what stands for one integer as an int, read from the device where it must be."""
+    return tuple(map(_item, index)) if isinstance(index, tuple) else (_item(index),)
+
+
+def _item(item: Any) -> Any:
+    if item is None or item is Ellipsis or type(item) in (int, bool, list):
+        return item
+    if isinstance(item, slice):
+        return slice(*(None if part is None else operator.index(part) for part in (item.start, item.stop, item.step)))
+    if isinstance(item, torch.Tensor):
+        if item.dim() or item.is_floating_point() or item.is_complex():
+            return item
+        value = item.item()     # waits for the device where the index is there
+        return bool(value) if item.dtype in (torch.bool, torch.uint8) else value
+    if isinstance(item, np.bool_):
+        raise IndexError("only integers, slices (`:`), ellipsis (`...`), None and tensors are indices, not numpy.bool")
+    if isinstance(item, np.ndarray) and item.ndim:
+        return item
+    return operator.index(item) if hasattr(item, "__index__") else item
 
 
 def _basic(index: Any) -> bool:
@@ -23,7 +47,7 @@ def _basic(index: Any) -> bool:
 
 
 def get_item(self: SimTensor, index: Any) -> SimTensor:
-    items = index if isinstance(index, tuple) else (index,)
+    items = _items(index)
     if all(_basic(item) for item in items):
         return _basic_view(self, items)
     base, indices = _split_index(self, items)
@@ -77,22 +101,28 @@ def _split_index(self: SimTensor, items: tuple) -> tuple[SimTensor, list[Any]]:
     for item in full:
         if _basic(item):
             indices += [] if isinstance(item, int) else [None]
+        elif isinstance(item, bool):    # a new dimension of one element, or of none
+            indices.append(self.memory.device.factory("zeros", dense((int(item),), torch.int64), _zeros(item)))
         else:
             indices.append(_index_tensor(item))
     return base, indices
 
 
+def _zeros(flag: bool) -> Any:
+    return lambda: torch.zeros(int(flag), dtype=torch.int64)
+
+
 def _spread(full: list[Any]) -> list[Any]:
     """One item per dimension: a mask stands for as many as it has."""
     return [
-        part
+        None if isinstance(part, bool) else part
         for item in full
-        for part in ([item] if _basic(item) or _dims_of(item) == 1 else [slice(None)] * _dims_of(item))
+        for part in ([item] if _basic(item) or _dims_of(item) < 2 else [slice(None)] * _dims_of(item))
     ]
 
 
 def _dims_of(item: Any) -> int:
-    if item is None or item is Ellipsis:
+    if item is None or item is Ellipsis or isinstance(item, bool):
         return 0
     if isinstance(item, torch.Tensor) and item.dtype in (torch.bool, torch.uint8):
         return item.dim()
@@ -103,12 +133,12 @@ def _index_tensor(item: Any) -> SimTensor:
     if isinstance(item, SimTensor):
         return item
     with torch._C.DisableTorchFunction():
-        tensor = item if isinstance(item, torch.Tensor) else torch.tensor(item)
+        tensor = item if isinstance(item, torch.Tensor) else torch.tensor(copies.off_device(item))
     return copies.converted(tensor, "cuda", None, False)
 
 
 def set_item(self: SimTensor, index: Any, value: Any) -> None:
-    items = index if isinstance(index, tuple) else (index,)
+    items = _items(index)
     if all(_basic(item) for item in items):
         target = _basic_view(self, items)
         if isinstance(value, torch.Tensor):

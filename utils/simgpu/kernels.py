@@ -78,9 +78,13 @@ class Kernels:
     def factory(self: SimDevice, name: str, g: Geometry, call: Any) -> SimTensor:
         """A new tensor whose values ``call()`` makes on the CPU when the kernel runs."""
         tensor = self.new(g, self.queue)
+        self.fill_with(name, tensor, call)
+        return tensor
+
+    def fill_with(self: SimDevice, name: str, tensor: SimTensor, call: Any) -> None:
+        """Queue a kernel that writes what ``call()`` makes on the CPU."""
         body = Task(name, call, (), {}, [], [_ref(tensor)], [], self.report) if self.values else None
         self.kernel(name, [], [], [tensor], body)
-        return tensor
 
     def constant(self: SimDevice, name: str, value: torch.Tensor, reads: Sequence[SimTensor]) -> SimTensor:
         """A new tensor with values that are known already."""

@@ -10,8 +10,8 @@ from torch.overrides import TorchFunctionMode
 
 from . import copies, sessions
 from .dispatch import dispatch, set_mode
-from .factories import factory, from_data, wants_cuda
-from .hostcalls import host_call
+from .factories import as_array, factory, from_data, wants_cuda
+from .hostcalls import factory_call, host_call
 from .lock import LOCK
 from .methods import parse_to, swap_data
 from .tensor import SimTensor
@@ -44,8 +44,7 @@ def _tensor_to(func: Any, args: tuple, kwargs: dict) -> Any:
     except (RuntimeError, TypeError):
         return func(*args, **kwargs)
     if device is None or device.type != "cuda":
-        active = sessions.active()
-        return host_call(active, func, args, kwargs) if active.host.spaces else func(*args, **kwargs)
+        return _on_host(func, args, kwargs)
     sessions.check_index(device)
     return copies.converted(tensor, device, dtype, non_blocking, memory_format, copy=copy)
 
@@ -76,7 +75,26 @@ def _whole(overload: Any) -> Any:
     def handle(func: Any, args: tuple, kwargs: dict) -> Any:
         if any(isinstance(a, SimTensor) for a in (*args, *kwargs.values())):
             return dispatch(overload, args, kwargs)
-        return func(*args, **kwargs)
+        return _on_host(func, args, kwargs)
+
+    return handle
+
+
+def _on_host(func: Any, args: tuple, kwargs: dict) -> Any:
+    active = sessions.active()
+    if active is not None and active.host.spaces:
+        return host_call(active, func, args, kwargs)
+    return func(*args, **kwargs)
+
+
+def _making(make: Any) -> Any:
+    """A handler of functions that make tensors, which may read or write pinned memory on the way."""
+
+    def handle(func: Any, args: tuple, kwargs: dict) -> Any:
+        active = sessions.active()
+        if active is not None and active.host.spaces:
+            factory_call(active, func, args, kwargs)
+        return make(func, args, kwargs)
 
     return handle
 
@@ -115,11 +133,12 @@ def _direct(name: str) -> Any:
 
 
 _NEW = ("new_empty", "new_zeros", "new_ones", "new_full", "new_empty_strided")
-HANDLERS: dict[Any, Any] = {getattr(torch, name): factory for name in _FACTORIES}
-HANDLERS |= {getattr(torch.Tensor, name): factory for name in _NEW}
+HANDLERS: dict[Any, Any] = {getattr(torch, name): _making(factory) for name in _FACTORIES}
+HANDLERS |= {getattr(torch.Tensor, name): _making(factory) for name in _NEW}
 HANDLERS |= {
-    torch.tensor: from_data,
-    torch.as_tensor: from_data,
+    torch.tensor: _making(from_data),
+    torch.as_tensor: _making(from_data),
+    torch.asarray: _making(as_array),
     torch.Tensor.to: _tensor_to,
     torch.Tensor.cuda: _tensor_cuda,
     torch.Tensor.pin_memory: _pin_memory,

@@ -15,6 +15,7 @@ import torch
 
 from .costs import copy_ns, estimate, host_ns
 from .geometry import Geometry, dense, geometry, of
+from .overlap import refuse_overlap
 from .space import Space
 from .task import Task
 from .tensor import SimTensor, new_tensor
@@ -38,6 +39,7 @@ def copy_into(dst: torch.Tensor, src: torch.Tensor, non_blocking: bool) -> torch
     if isinstance(dst, SimTensor) and isinstance(src, SimTensor):
         device = dst.memory.device
         device.check_tensors((dst, src))
+        refuse_overlap((dst,), (src,), whole=False)
         _device_to_device(device, dst, src)
     elif isinstance(dst, SimTensor):
         dst.memory.device.check_tensors((dst,))

@@ -11,6 +11,7 @@ from .geometry import Geometry, dense, of
 from .infer import NO_KERNEL, OpInfo, Plan, accesses, replace_tensors
 from .lock import LOCK
 from .ops import Unsupported
+from .overlap import refuse_overlap
 from .special import SPECIAL
 from .task import Task
 from .tensor import DeviceStorage, SimTensor, new_tensor, set_dispatcher
@@ -21,10 +22,15 @@ _infos: dict[int, OpInfo] = {}
 GENERATOR = torch.Generator
 _SCALARS = (int, float, bool)
 GEMM_NAMES = frozenset({"linear", "mm", "addmm", "bmm", "baddbmm", "addmv", "mv", "dot"})
+INDEXED = frozenset({"index_put_", "_index_put_impl_", "index_copy_", "index_add_", "scatter_", "scatter_add_"})
 DATA_DEPENDENT = frozenset({
     "nonzero", "masked_select", "_unique2", "unique_consecutive", "unique_dim", "bincount", "nonzero_numpy",
     "repeat_interleave",
 })
+
+
+class MakesTensors(Unsupported):
+    """Part of a composite operator met a tensor that PyTorch made where it believes the device to be."""
 
 
 def dispatch(func: Any, args: tuple, kwargs: dict | None) -> Any:
@@ -39,20 +45,39 @@ def _dispatch(func: Any, args: tuple, kwargs: dict | None) -> Any:
         info = _infos[id(func)] = OpInfo(func)  # keeps func, so that its id stays its own
     special = SPECIAL.get(info.name)
     if special is not None:
-        return special(func, args, kwargs or {})
-    if info.composite:
-        result = _taken_apart(func, args, kwargs or {})
+        result = special(func, args, kwargs or {})
         if result is not NotImplemented:
             return result
+    if info.composite:
+        result = _taken_apart(info, func, args, kwargs or {})
+        if result is not NotImplemented:
+            return result
+    if info.name in infer.WHOLE and kwargs:
+        args, kwargs = _by_position(func, args, kwargs)
     return run(info, args, kwargs or {})
 
 
-def _taken_apart(func: Any, args: tuple, kwargs: dict) -> Any:
+def _by_position(func: Any, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
+    """Arguments given by keyword, at their places."""
+    kwargs, placed = dict(kwargs), list(args)
+    for argument in func._schema.arguments[len(args) :]:
+        if not argument.kwarg_only:
+            placed.append(kwargs.pop(argument.name, argument.default_value))
+    return tuple(placed), kwargs
+
+
+def _taken_apart(info: OpInfo, func: Any, args: tuple, kwargs: dict) -> Any:
     """A composite operator as the operators that it is made of; one written in Python may make tensors of its own."""
-    if torch._C.DispatchKey.CompositeImplicitAutograd in func.py_kernels:
-        with _mode():
-            return func.decompose(*args, **kwargs)
-    return func.decompose(*args, **kwargs)
+    try:
+        if torch._C.DispatchKey.CompositeImplicitAutograd in func.py_kernels:
+            with _mode():
+                return func.decompose(*args, **kwargs)
+        return func.decompose(*args, **kwargs)
+    except MakesTensors:
+        raise MakesTensors(
+            f"{info.name} is not modelled by the simulated device: it makes tensors on its own; "
+            "write it with simpler operators, or run this part on the CPU"
+        ) from None
 
 
 def set_mode(mode: Any) -> None:
@@ -108,7 +133,7 @@ def scan(values: Any, tensors: list[SimTensor], key: list[Any], pointwise: bool)
             scan(value, tensors, key, pointwise)
         elif isinstance(value, torch.Tensor):
             if value.device.type == "meta":
-                raise Unsupported(
+                raise MakesTensors(
                     f"an operator made of {key[0].name} and others is not modelled by the simulated device: it makes "
                     "tensors on its own; write it with simpler operators, or run this part on the CPU"
                 )
@@ -142,8 +167,15 @@ def make_plan(
 
 def _views(info: OpInfo, found: Plan, base: SimTensor, args: tuple) -> Any:
     if info.name == "as_strided":
+        block, g = base.memory.block, found.outputs[0]
         offset = args[3] if len(args) > 3 and args[3] is not None else base.storage_offset()
-        start = base.memory.block.offset + offset * base.geometry.item
+        start = block.offset + offset * g.item
+        if g.numel and (offset < 0 or offset * g.item + g.span > block.request):
+            raise RuntimeError(
+                f"setStorage: sizes {list(g.shape)}, strides {list(g.stride)}, storage offset {offset}, and itemsize "
+                f"{g.item} requiring a storage size of {offset * g.item + g.span} are out of bounds for storage of "
+                f"size {block.request}"
+            )
         return new_tensor(base.memory, start, found.outputs[0])
     made = [
         new_tensor(base.memory, base.start + delta, g) for g, delta in zip(found.outputs, found.deltas, strict=True)
@@ -161,6 +193,8 @@ def launch(
     if name in GEMM_NAMES and queue.workspace is None:
         device.open_workspace(queue)
     changed, reads = accesses(info, args, kwargs, tensors) if info.mutated or info.like else ([], tensors)
+    if changed and (info.pointwise or info.name in INDEXED):
+        refuse_overlap(changed, tensors, whole=info.name in INDEXED)
     outputs = [] if info.returns_mutated else [device.new(g, queue) for g in found.outputs]
     body = device.body(info, args, kwargs, reads, outputs, changed) if device.values else None
     device.machine.launch(

@@ -32,6 +32,18 @@ RANDOM = frozenset({
 WHOLE = frozenset(
     {"scaled_dot_product_attention", "rms_norm", "linear"}
 )  # one kernel each, whatever PyTorch makes of them on a CPU
+GEMM_KERNELS = {    # what CUDA calls the kernel of a matrix product in errors
+    "bmm": "baddbmm_cuda", "baddbmm": "baddbmm_cuda", "mv": "addmv_impl_cuda", "addmv": "addmv_impl_cuda", "dot": "dot",
+    "convolution": "conv", "scaled_dot_product_attention": "baddbmm_cuda",
+}
+FLOATS_ONLY = {     # operators without a kernel for integers, and what CUDA calls their kernel in errors
+    "_softmax": "host_softmax", "_log_softmax": "host_softmax", "gelu": "GeluCUDAKernelImpl", "silu": "silu_cuda",
+    "native_layer_norm": "LayerNormKernelImpl", "rms_norm": "LayerNormKernelImpl", "multinomial": "multinomial",
+}
+TYPE_NAMES = {
+    torch.int64: "Long", torch.int32: "Int", torch.int16: "Short", torch.int8: "Char", torch.uint8: "Byte",
+    torch.bool: "Bool",
+}
 NO_KERNEL = frozenset({"empty_like", "new_empty", "new_empty_strided", "empty_permuted"})
 
 
@@ -92,8 +104,10 @@ def plan(info: OpInfo, profile: Profile, tensors: Sequence[SimTensor], args: Any
     """Run the operator on meta tensors of the same geometry."""
     if info.widen:
         _same_dtype(info.name, tensors)
+    if info.name in FLOATS_ONLY and not _floating(tensors[0].geometry.dtype):
+        raise _not_implemented(FLOATS_ONLY[info.name], tensors[0].geometry.dtype)
     if info.name in WHOLE:
-        out = _whole(info.name, [a.geometry for a in args if isinstance(a, SimTensor)])
+        out = _whole(info.name, [a.geometry if isinstance(a, SimTensor) else None for a in args], kwargs)
         return Plan((out,), None, True, _cost(info, profile, tensors, (out,), args, kwargs), False)
     metas: dict[int, torch.Tensor] = {}
     with torch._C.DisableTorchFunction(), torch._C._InferenceMode(False), torch.no_grad():
@@ -153,24 +167,62 @@ def _same_dtype(name: str, tensors: Sequence[SimTensor]) -> None:
     found = list(dict.fromkeys(t.geometry.dtype for t in tensors if t.geometry.dtype is not torch.bool))
     if len(found) > 1:
         raise RuntimeError(f"{name}: expected inputs of the same dtype, but got {' and '.join(map(str, found))}")
+    dtype = found[0] if found else torch.bool
+    if not _floating(dtype):
+        raise _not_implemented(GEMM_KERNELS.get(name, "addmm_cuda"), dtype)
 
 
-def _whole(name: str, inputs: list[Geometry]) -> Geometry:
+def _floating(dtype: torch.dtype) -> bool:
+    return dtype.is_floating_point or dtype.is_complex
+
+
+def _not_implemented(kernel: str, dtype: torch.dtype) -> RuntimeError:
+    return RuntimeError(f"\"{kernel}\" not implemented for '{TYPE_NAMES.get(dtype, dtype)}'")
+
+
+def _whole(name: str, inputs: list[Geometry | None], kwargs: dict[str, Any]) -> Geometry:
     """Result of an operator that stays in one piece."""
     first = inputs[0]
     if name == "rms_norm":
         return dense(first.shape, first.dtype)
-    if name == "linear":
-        weight = inputs[1]
-        if len(weight.shape) != 2 or not first.shape or first.shape[-1] != weight.shape[1]:
-            raise RuntimeError(f"linear: input {first.shape} and weight {weight.shape} do not fit")
-        return dense((*first.shape[:-1], weight.shape[0]), first.dtype)
-    query, key, value = inputs[:3]
-    if query.shape[-1] != key.shape[-1] or key.shape[-2] != value.shape[-2]:
+    return _linear(*inputs[:3]) if name == "linear" else _attention(
+        *inputs[:4], grouped=bool(kwargs.get("enable_gqa"))
+    )
+
+
+def _linear(first: Geometry, weight: Geometry, bias: Geometry | None = None) -> Geometry:
+    if len(weight.shape) != 2 or not first.shape or first.shape[-1] != weight.shape[1]:
+        raise RuntimeError(f"linear: input {first.shape} and weight {weight.shape} do not fit")
+    if bias is not None and bias.shape not in ((), (1,), weight.shape[:1]):
+        raise RuntimeError(f"linear: bias {bias.shape} does not fit the weight {weight.shape}")
+    return dense((*first.shape[:-1], weight.shape[0]), first.dtype)
+
+
+def _attention(
+    query: Geometry, key: Geometry, value: Geometry, mask: Geometry | None = None, *, grouped: bool
+) -> Geometry:
+    shapes = [g.shape for g in (query, key, value)]
+    fits = min(map(len, shapes)) >= 2 and shapes[0][-1] == shapes[1][-1] and shapes[1][-2] == shapes[2][-2]
+    try:
+        if not fits:
+            raise RuntimeError
+        batches = [shape[:-2] for shape in shapes]
+        if grouped:     # each key head serves several query heads
+            heads = [batch[-1] for batch in batches]
+            if any(heads[0] % count for count in heads[1:]):
+                raise RuntimeError
+            batches = [(*batch[:-1], heads[0]) for batch in batches]
+        batch = torch.broadcast_shapes(*batches)
+        if mask is not None:
+            scores = (*batch, shapes[0][-2], shapes[1][-2])
+            if torch.broadcast_shapes(scores, mask.shape) != scores:
+                raise RuntimeError
+    except (RuntimeError, IndexError):
         raise RuntimeError(
-            f"scaled_dot_product_attention: query {query.shape}, key {key.shape} and value {value.shape} do not fit"
-        )
-    return dense((*query.shape[:-1], value.shape[-1]), query.dtype)
+            f"scaled_dot_product_attention: query {shapes[0]}, key {shapes[1]} and value {shapes[2]}"
+            f"{f' and attn_mask {mask.shape}' if mask is not None else ''} do not fit"
+        ) from None
+    return dense((*batch, shapes[0][-2], shapes[2][-1]), query.dtype)
 
 
 def _pointwise(info: OpInfo, args: Any, kwargs: dict[str, Any], metas: list[torch.Tensor]) -> Any:
@@ -183,6 +235,8 @@ def _pointwise(info: OpInfo, args: Any, kwargs: dict[str, Any], metas: list[torc
         *replace_tensors(args, one),
         **{key: "cpu" if key == "device" else replace_tensors(v, one) for key, v in kwargs.items()},
     )
+    if not isinstance(probe, torch.Tensor):
+        raise NotImplementedError(f"{info.name} returns {type(probe).__name__}")
     total = metas[0].to(torch.float32)
     for other in metas[1:]:
         total = torch.add(total, other.to(torch.float32))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
@@ -87,9 +88,21 @@ def _format(self: SimTensor, spec: str) -> str:
     return format(_item(self), spec) if spec and not self.geometry.shape else _repr(self)
 
 
+_TYPES = {
+    torch.float32: "Float", torch.float64: "Double", torch.float16: "Half", torch.bfloat16: "BFloat16",
+    torch.int64: "Long", torch.int32: "Int", torch.int16: "Short", torch.int8: "Char", torch.uint8: "Byte",
+    torch.bool: "Bool", torch.complex64: "ComplexFloat", torch.complex128: "ComplexDouble",
+}
+
+
 def _record_stream(self: SimTensor, stream: Stream) -> None:
     device = sessions.require("Tensor.record_stream")
     device.check_tensors((self,))
+    if stream._device is not device:
+        raise RuntimeError(
+            f"Tensor.record_stream: a stream of another simulated {stream._device.profile.name} was used on a tensor "
+            f"of the simulated {device.profile.name} that is active now"
+        )
     device.machine.memory.share(self.memory.block, stream.queue)
 
 
@@ -104,8 +117,52 @@ def _backward(self: SimTensor, *args: Any, **kwargs: Any) -> None:
     )
 
 
+GRADIENTS = ("backward", "grad")     # of torch.autograd
+
+
+def refuse_gradients(name: str, original: Any) -> Any:
+    """torch.autograd.backward and grad: as ever on the CPU, refused for device tensors."""
+
+    @functools.wraps(original)
+    def guarded(*args: Any, **kwargs: Any) -> Any:
+        given = [*args, *kwargs.values()]
+        given += [item for value in given if isinstance(value, (list, tuple)) for item in value]
+        if any(isinstance(item, SimTensor) for item in given):
+            raise Unsupported(
+                f"torch.autograd.{name}: the simulated device does not compute gradients; "
+                "the course is about inference, use torch.no_grad() or torch.inference_mode()"
+            )
+        return original(*args, **kwargs)
+
+    return guarded
+
+
 def _new_tensor(self: SimTensor, data: Any, *, dtype: Any = None, device: Any = None, **kwargs: Any) -> torch.Tensor:
     return torch.tensor(data, dtype=dtype or self.dtype, device=device or "cuda")
+
+
+def _type(self: SimTensor, dtype: Any = None, non_blocking: bool = False, **kwargs: Any) -> Any:
+    """The legacy type's name, or a conversion."""
+    if dtype is None:
+        return f"torch.cuda.{_TYPES[self.dtype]}Tensor"
+    if isinstance(dtype, torch.dtype):
+        return self.to(dtype, non_blocking=non_blocking)
+    name = dtype if isinstance(dtype, str) else f"{dtype.__module__}.{dtype.__name__}"
+    where, _, kind = name.rpartition(".")
+    found = next((d for d, word in _TYPES.items() if f"{word}Tensor" == kind), None)
+    if found is None or where not in ("torch", "torch.cuda"):
+        raise ValueError(f"invalid type: {dtype!r}")
+    return self.to("cuda" if where == "torch.cuda" else "cpu", found, non_blocking=non_blocking)
+
+
+def _new(self: SimTensor, *args: Any, device: Any = None) -> torch.Tensor:
+    if len(args) == 1 and not isinstance(args[0], (int, torch.Size)):
+        return torch.tensor(args[0], dtype=self.dtype, device=device or "cuda")
+    return torch.empty(*(args or (0,)), dtype=self.dtype, device=device or "cuda")
+
+
+def _shallow_copy(self: SimTensor) -> SimTensor:
+    return _as(self, self.detach())
 
 
 def _deepcopy(self: SimTensor, memo: dict) -> SimTensor:
@@ -127,6 +184,7 @@ def _set_data(self: SimTensor, value: torch.Tensor) -> None:
     if not isinstance(value, SimTensor):
         swap_data(self, value)
         return
+    self.memory.device.check_tensors((self, value))
     with torch._C.DisableTorchFunction():
         torch.Tensor.data.__set__(self, value)
     self.geometry, self.memory, self.start, self._place = value.geometry, value.memory, value.start, None
@@ -171,6 +229,9 @@ for _name, _method in {
     "pin_memory": _pin,
     "backward": _backward,
     "new_tensor": _new_tensor,
+    "__copy__": _shallow_copy,
+    "type": _type,
+    "new": _new,
     "__deepcopy__": _deepcopy,
     "__reduce_ex__": _refuse("pickling or saving a device tensor", _ADVICE),
     "__dlpack__": _refuse("dlpack exchange", _ADVICE),

@@ -14,6 +14,7 @@ from .factories import as_array, factory, from_data, wants_cuda
 from .hostcalls import factory_call, host_call
 from .lock import LOCK
 from .methods import parse_to, swap_data
+from .special import COMPOSITES_REFUSED, SPECIAL
 from .tensor import SimTensor
 
 aten = torch.ops.aten
@@ -99,6 +100,23 @@ def _making(make: Any) -> Any:
     return handle
 
 
+def _special(name: str) -> Any:
+    """A rule of special.py for a function that is taken apart in C++, before the operator is seen."""
+    rule = SPECIAL[name]
+
+    def handle(func: Any, args: tuple, kwargs: dict) -> Any:
+        given = [*args, *kwargs.values()]
+        given += [item for value in given if isinstance(value, (list, tuple)) for item in value]
+        if any(isinstance(item, SimTensor) for item in given):
+            result = rule(func, args, kwargs)
+            if result is not NotImplemented:
+                return result
+        active = sessions.active()
+        return host_call(active, func, args, kwargs) if active and active.host.spaces else func(*args, **kwargs)
+
+    return handle
+
+
 def _set_data(func: Any, args: tuple, kwargs: dict) -> None:
     tensor, value = args
     if isinstance(value, SimTensor) and not isinstance(tensor, SimTensor):
@@ -150,5 +168,9 @@ HANDLERS |= {
     torch.rms_norm: _whole(aten.rms_norm.default),
     torch._has_compatible_shallow_copy_type: _shallow,
 }
+for _name in ("where", "matmul", "__matmul__", "cosine_similarity", *COMPOSITES_REFUSED):
+    for _home in (torch, torch.Tensor, torch.nn.functional):
+        if hasattr(_home, _name):
+            HANDLERS[getattr(_home, _name)] = _special(_name)
 FACTORIES = {name: _direct(name) for name in (*_FACTORIES, "tensor", "as_tensor")}
 set_mode(DeviceMode)

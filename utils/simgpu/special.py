@@ -11,6 +11,8 @@ from .geometry import dense, geometry
 from .ops import Unsupported
 from .tensor import SimTensor, new_tensor
 
+aten = torch.ops.aten
+
 
 def _copy_(func: Any, args: tuple, kwargs: dict) -> Any:
     non_blocking = args[2] if len(args) > 2 else kwargs.get("non_blocking", False)
@@ -18,9 +20,12 @@ def _copy_(func: Any, args: tuple, kwargs: dict) -> Any:
 
 
 def _to_copy(func: Any, args: tuple, kwargs: dict) -> Any:
+    device = kwargs.get("device")
+    if device is not None and device.type == "meta":
+        device = None   # a composite operator asked for the device that PyTorch sees
     return copies.converted(
         args[0],
-        kwargs.get("device"),
+        device,
         kwargs.get("dtype"),
         bool(kwargs.get("non_blocking")),
         kwargs.get("memory_format"),
@@ -55,6 +60,42 @@ def _record_stream(func: Any, args: tuple, kwargs: dict) -> None:
     args[0].record_stream(args[1])
 
 
+def _where(func: Any, args: tuple, kwargs: dict) -> Any:
+    """Numbers among the values: each as a scalar of the dtype that the result gets."""
+    words = ("input", "condition", "other") if func is torch.Tensor.where else ("condition", "input", "other")
+    given = dict(zip(words, args, strict=False)) | kwargs
+    if set(given) != {"condition", "input", "other"}:
+        return NotImplemented
+    which, *values = (given[word] for word in ("condition", "input", "other"))
+    if all(isinstance(value, torch.Tensor) for value in values):
+        return NotImplemented
+    probes = [torch.empty(v.shape, dtype=v.dtype, device="meta") if isinstance(v, torch.Tensor) else v for v in values]
+    dtype = torch.result_type(*probes)
+    values = [v if isinstance(v, torch.Tensor) else torch.tensor(v, dtype=dtype, device="cpu") for v in values]
+    return aten.where.self(which, *values)
+
+
+def _matmul(func: Any, args: tuple, kwargs: dict) -> Any:
+    if len(args) != 2 or kwargs:
+        return NotImplemented
+    one, other = args
+    _no_mixed("matmul", one, other)
+    if (one.dim(), other.dim()) != (1, 2):
+        return NotImplemented
+    return one.unsqueeze(0).mm(other).squeeze(0)    # PyTorch squeezes in place, which is not modelled
+
+
+def _cosine(x1: SimTensor, x2: SimTensor, dim: int = 1, eps: float = 1e-8) -> SimTensor:
+    lengths = [torch.linalg.vector_norm(x, 2, dim, True).clamp_min(eps) for x in (x1, x2)]
+    return (x1 / lengths[0] * (x2 / lengths[1])).sum(dim)
+
+
+def _foreach_copy(func: Any, args: tuple, kwargs: dict) -> None:
+    targets, sources, *rest = args
+    for target, source in zip(targets, sources, strict=True):
+        copies.copy_into(target, source, bool(rest[0] if rest else kwargs.get("non_blocking", False)))
+
+
 def _no_mixed(name: str, *tensors: Any) -> None:
     if not all(isinstance(t, SimTensor) for t in tensors):
         raise RuntimeError(
@@ -83,7 +124,33 @@ def _refuse(name: str, advice: str) -> Any:
     return refuse
 
 
+_NAMED = {      # the operator that PyTorch reaches -> what was called, and what to do instead
+    "_conj": ("a conjugate view of a complex tensor", "use torch.conj_physical(x), which copies"),
+    "_neg_view": ("a negative view of a complex tensor", "use -x.imag.clone()"),
+    "_cudnn_rnn_flatten_weight": ("a recurrent layer (LSTM, GRU, RNN)", "run it on the CPU, or write its steps"),
+    "_cudnn_rnn": ("a recurrent layer (LSTM, GRU, RNN)", "run it on the CPU, or write its steps"),
+    "_embedding_bag": ("embedding_bag", "use embedding and a sum or mean"),
+    "_embedding_bag_forward_only": ("embedding_bag", "use embedding and a sum or mean"),
+}
+_PYTHON = "use other operators, or run this part on the CPU"
+COMPOSITES_REFUSED = (
+    "quantile", "nanquantile", "cov", "corrcoef", "vander", "linalg_vander", "combinations", "frexp", "lstm", "gru",
+    "rnn_tanh", "rnn_relu", "embedding_bag", "cartesian_prod",
+)
+_IN_PLACE_VIEWS = (
+    "t_", "transpose_", "unsqueeze_", "squeeze_", "swapaxes_", "swapdims_", "as_strided_", "resize_as_",
+)
+
+
 SPECIAL = {
+    **{name: _refuse(what, advice) for name, (what, advice) in _NAMED.items()},
+    **{name: _refuse(name, _PYTHON) for name in COMPOSITES_REFUSED},
+    **{name: _refuse(f"Tensor.{name}", f"use x = x.{name[:-1]}(...)") for name in _IN_PLACE_VIEWS},
+    "where": _where,
+    "matmul": _matmul,
+    "__matmul__": _matmul,
+    "cosine_similarity": lambda func, args, kwargs: _cosine(*args, **kwargs),
+    "_foreach_copy_": _foreach_copy,
     "copy_": _copy_,
     "_to_copy": _to_copy,
     "_local_scalar_dense": _item,

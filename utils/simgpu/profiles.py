@@ -37,7 +37,7 @@ class Profile:
     d2h_bytes_per_s: float
     flops: Mapping[str, float]
     workspace_bytes: int = 8 * MIB + 128 * 1024  # cuBLAS: 4096 KiB × 2 + 16 KiB × 8 (PyTorch's CUDABlas defaults)
-    pageable_bytes_per_s: float = 6.1e9  # host staging buffer, measured beside the H200
+    pageable_bytes_per_s: float = 6.1e9  # host staging buffer; between 6 and 9.4 GB/s seen beside an H200, by program
     host_bytes_per_s: float = 5e9  # one CPU thread converting or transposing before a copy
     copy_engines: int = 2
     duplex_share: float = 0.8  # each direction's share of its rate while both run
@@ -169,6 +169,6 @@ H200 = Profile(  # [H200]
     55.2e9,
     {"float16": 989e12, "bfloat16": 989e12, "float32": 67e12, "float64": 67e12, "default": 67e12},
     workspace_bytes=32 * MIB,
-    duplex_share=0.787,
+    duplex_share=0.908,  # 100.6 GB/s both ways at once, 55.5 + 55.3 alone: benchmarks/results/rates_h200.json
     gemm_efficiency=0.69,
 )

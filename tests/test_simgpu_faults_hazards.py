@@ -1,4 +1,4 @@
-"""Race detection, graphs, interrupts and threads of the simulated device: programs that once went unnoticed or wrong."""
+"""Race detection, graphs, interrupts and threads of the simulated device, where they once went wrong unnoticed."""
 
 from __future__ import annotations
 
@@ -303,3 +303,132 @@ def test_a_new_thread_starts_on_the_default_stream_whatever_its_ident():
         assert seen == [side.queue.name, "default stream"] * 2 and gpu.queue is gpu.default
 
 
+
+
+# what the host does with pinned memory while a copy into it is pending
+
+READS = """
+torch.nn.Linear(512, 2)(p.view(-1, 512))
+F.scaled_dot_product_attention(*[p[:64].view(1, 1, 8, 8)] * 3)
+torch.rms_norm(p.view(-1, 512), (512,))
+F.layer_norm(p.view(-1, 512), (512,))
+F.one_hot(ints[:4])
+p.type(torch.float64)
+torch.as_tensor(p, dtype=torch.float64)
+torch.asarray(p, dtype=torch.float64)
+torch.tensor([p[0], p[1]])
+torch.full((3,), p[0], device="cuda")
+gpu4 + p[0]
+gpu4.fill_(p[0])
+torch.where(gpu4 > 0, gpu4, p[0])
+torch.full_like(gpu4, p[0])
+pickle.dumps(p)
+torch.save(p, io.BytesIO())
+copy.deepcopy(p)
+p.untyped_storage()[0]
+repr(p)
+p[0].item()
+float(p[0])
+p[:4].tolist()
+p.view(512, 512).t().contiguous()
+torch.from_numpy(p.numpy()[16:]).sum()
+torch.cat([p, p])
+""".strip().splitlines()
+WRITES = """
+torch.zeros(N, out=p)
+torch.arange(N, out=p)
+torch.randn(N, out=p)
+torch.add(p, p, out=p)
+p[3] = 4
+p[:3].add_(1)
+p.data.zero_()
+p.normal_()
+p.untyped_storage().fill_(0)
+p.view(512, 512).fill_diagonal_(1)
+""".strip().splitlines()
+TOUCH_NOTHING = """
+p.split_with_sizes([N // 2, N // 2])
+p.view(512, 512).hsplit(2)
+torch.broadcast_to(p, (2, N))
+p.view(512, 512).moveaxis(0, 1)
+p.view(512, 512).swapdims(0, 1)
+torch.meshgrid(p[:4], p[:4], indexing="ij")
+torch.broadcast_tensors(p, p[:1])
+torch.view_as_complex(p.view(-1, 2))
+torch.atleast_1d(p), torch.atleast_2d(p), torch.atleast_3d(p)
+torch.unsafe_split(p, N // 2)
+torch.unsafe_chunk(p, 2)
+p.view(512, 512).adjoint()
+p.type_as(p), p.type(torch.float32), p.type()
+p.positive(), p.resolve_conj(), p.resolve_neg()
+p.is_conj(), p.is_neg(), p.is_inference(), p.dim_order()
+torch.result_type(p, 1.0), p.is_set_to(p)
+p.unsqueeze_(0).squeeze_()
+p.view(512, 512).t_()
+p.reshape(512, 512), p.flatten(), p.contiguous(), p.ravel(), p.float(), p.cpu(), p.pin_memory()
+torch.as_tensor(p), torch.asarray(p), torch.as_tensor(p, dtype=torch.float32)
+torch.zeros_like(p), torch.ones_like(p), torch.full_like(p, 1.0), p.new_zeros(3)
+p.shape, p.stride(), p.dtype, p.data_ptr(), len(p), hash(p), p.numpy(), p.detach(), p.data
+torch.nn.Parameter(p)
+""".strip().splitlines()
+
+
+def _while_a_copy_is_pending(line: str, inference: bool) -> list:
+    import copy
+    import io
+    import pickle
+
+    import torch.nn.functional as F
+
+    with session(RTX_5060_LAPTOP) as gpu, torch.inference_mode(inference):
+        side, x, i = torch.cuda.Stream(), torch.ones(N, **CU), torch.ones(N, dtype=torch.int64, **CU)
+        p, ints = torch.zeros(N).pin_memory(), torch.zeros(N, dtype=torch.int64).pin_memory()
+        gpu4 = torch.ones(4, **CU)
+        torch.cuda.synchronize()
+        with torch.cuda.stream(side):
+            torch.cuda._sleep(10**6)
+            p.copy_(x, **NB)
+            ints.copy_(i, **NB)
+        names = {"torch": torch, "F": F, "copy": copy, "io": io, "pickle": pickle, "N": N}
+        exec(line, names, {"p": p, "ints": ints, "gpu4": gpu4})
+        return [hazard.kind for hazard in gpu.hazards if hazard.host]
+
+
+@pytest.mark.parametrize("inference", [False, True])
+@pytest.mark.parametrize("line", READS)
+def test_every_read_by_torch_is_checked(line, inference):
+    assert _while_a_copy_is_pending(line, inference) == ["RAW"]
+
+
+@pytest.mark.parametrize("inference", [False, True])
+@pytest.mark.parametrize("line", WRITES)
+def test_every_write_by_torch_is_checked(line, inference):
+    assert _while_a_copy_is_pending(line, inference) == ["WAW"]
+
+
+@pytest.mark.parametrize("inference", [False, True])
+@pytest.mark.parametrize("line", TOUCH_NOTHING)
+def test_views_and_questions_touch_nothing(line, inference):
+    assert _while_a_copy_is_pending(line, inference) == []
+
+
+def test_part_of_a_pinned_buffer_cut_out_by_numpy_is_pinned():
+    with session(RTX_5060_LAPTOP) as gpu:
+        x, p = torch.arange(float(N), **CU), torch.zeros(N).pin_memory()
+        part = torch.from_numpy(p.numpy()[16:])
+        assert part.is_pinned() and not torch.from_numpy(p.numpy().copy()).is_pinned()
+        torch.cuda.synchronize()
+        part.copy_(x[16:], **NB)
+        assert gpu.notes == [] and gpu.hazards == []
+        assert p[:16].sum().item() == 0 and gpu.hazards == []  # other bytes
+        assert part[0].isnan().item() or part[0].item() in (0.0, 16.0)
+        assert [h.byte_range[0] for h in gpu.hazards] == [64]
+        torch.cuda.synchronize()
+        assert p[16].item() == 16.0 and p[-1].item() == N - 1
+
+
+def test_torch_is_as_before_after_a_session():
+    before = torch.UntypedStorage.__getitem__, torch.Tensor._reduce_ex_internal
+    with session(RTX_5060_LAPTOP):
+        pass
+    assert (torch.UntypedStorage.__getitem__, torch.Tensor._reduce_ex_internal) == before

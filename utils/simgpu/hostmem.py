@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import weakref
 import zlib
+from bisect import bisect_right, insort
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,7 @@ ALIGNMENT = 64
 REAL_CUDA = torch.cuda.is_available()   # asked when this is imported, before anything stands in for torch.cuda
 
 _owners: dict[int, weakref.ref] = {}    # address -> memory that any session has pinned and that is still in use
+_bases: list[int] = []                  # those addresses in order
 
 
 class _Pinned(Block):
@@ -43,7 +45,7 @@ class HostMemory:
         self.spaces: dict[int, Space] = {}
         self.kept: list[Any] = []       # memory that CUDA pinned, which nothing else here would keep
         self.calls = 0                  # calls of the host that touched pinned memory
-        self.sources: list[tuple[Op, Space, Key, int | None]] = []   # uploads that ran, the host not being ordered after them
+        self.sources: list[tuple[Op, Space, Key, int | None]] = []   # uploads that ran, the host not ordered after them
 
     # making and finding pinned memory
 
@@ -70,6 +72,8 @@ class HostMemory:
         space.live[0] = block
         space.data = weakref.ref(owner)
         self.spaces[address] = space
+        if address not in _owners:
+            insort(_bases, address)
         _owners[address] = weakref.ref(owner)
         weakref.finalize(owner, _forget, weakref.ref(self), address, space).atexit = False
 
@@ -90,8 +94,9 @@ class HostMemory:
             address = tensor.untyped_storage().data_ptr()
         except (RuntimeError, NotImplementedError):
             return None
-        space = self.spaces.get(address)
-        return space if space is not None else self._adopt(address, tensor)
+        base = _base(address)
+        space = self.spaces.get(base)
+        return space if space is not None else self._adopt(base, tensor)
 
     def _adopt(self, address: int, tensor: torch.Tensor) -> Space | None:
         """Take in memory that another session, or CUDA itself, has pinned."""
@@ -119,7 +124,7 @@ class HostMemory:
 
     def key(self, space: Space, tensor: torch.Tensor) -> Key:
         g = of(tensor)
-        start = tensor.storage_offset() * g.item
+        start = _start(space, tensor, g.item)
         return (start, start + g.span, g.pattern)
 
     # what the host does
@@ -220,8 +225,25 @@ class HostMemory:
 
     def _taint_bytes(self, space: Space, tensor: torch.Tensor) -> torch.Tensor:
         g = of(tensor)
-        start = tensor.storage_offset() * g.item
+        start = _start(space, tensor, g.item)
         return space.taint.as_strided((*g.shape, g.item), (*(step * g.item for step in g.stride), 1), start)
+
+
+def _base(address: int) -> int:
+    """Where the pinned buffer that holds an address begins; the address itself when none does."""
+    if address in _owners:
+        return address
+    at = bisect_right(_bases, address)
+    if at:
+        owner = _owners[_bases[at - 1]]()
+        if owner is not None and address < _bases[at - 1] + len(owner):
+            return _bases[at - 1]
+    return address
+
+
+def _start(space: Space, tensor: torch.Tensor, item: int) -> int:
+    """Bytes from the start of a pinned buffer; numpy may have cut a tensor's storage out of it."""
+    return tensor.untyped_storage().data_ptr() - space.base + tensor.storage_offset() * item
 
 
 def _sum(space: Space, key: Key) -> int | None:
@@ -234,6 +256,7 @@ def _forget(owner: Any, address: int, space: Space) -> None:
     known = _owners.get(address)
     if known is not None and known() is None:
         del _owners[address]
+        _bases.remove(address)
     memory = owner()
     if memory is not None and memory.spaces.get(address) is space:
         del memory.spaces[address]

@@ -14,6 +14,7 @@ import torch.utils._device as default_device
 
 from . import cudagraph, streams
 from .cudaapi import CUDA_FUNCTIONS, RANGES, SEEDS, Generator, enter_autocast, enter_range, exit_range, run_thread
+from .hostcalls import storage_methods, tensor_methods
 from .methods import GRADIENTS, refuse_gradients
 from .mode import FACTORIES, DeviceMode
 from .ops import Unsupported
@@ -77,6 +78,8 @@ def _replacements() -> list[tuple[Any, dict[str, Any]]]:
         ),
         (profiler.record_function, {"__enter__": enter_range, "__exit__": exit_range}),
         (threading.Thread, {"run": run_thread}),
+        (torch.UntypedStorage, storage_methods()),
+        (torch.Tensor, tensor_methods()),
         (torch, {**FACTORIES, "Generator": Generator}),
         (torch.autograd, {name: refuse_gradients(name, getattr(torch.autograd, name)) for name in GRADIENTS}),
         (torch.amp.autocast_mode.autocast, {"__enter__": enter_autocast}),

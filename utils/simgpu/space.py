@@ -149,7 +149,8 @@ class Space:
     """
 
     __slots__ = (
-        "__weakref__", "base", "data", "host", "host_writes", "live", "name", "reads", "size", "taint", "uploads", "writes",
+        "__weakref__", "base", "data", "host", "host_writes", "live", "name", "reads", "size", "taint", "uploads",
+        "writes",
     )
 
     def __init__(self, size: int, *, host: bool, base: int, name: str = ""):

@@ -452,3 +452,18 @@ def test_streams_and_tensors_of_another_session_are_refused(gpu):
         with pytest.raises(RuntimeError, match="was used on"):
             y.data = x
         assert y.tolist() == [0, 0]
+
+
+def test_half_an_element_is_not_an_element(gpu):
+    b = torch.empty(2, dtype=torch.int64, **CUDA)
+    b.view(torch.int32)[::2] = 1
+    assert all(map(loud, (b + 0).tolist())) and [n.kind for n in gpu.notes] == ["read before written"]
+    b.view(torch.int32)[1::2] = 0
+    assert (b + 0).tolist() == [1, 1]
+
+
+def test_filling_costs_a_write_only(gpu):
+    x = torch.ones(1 << 22, **CUDA)
+    plain = kernel_us(gpu, lambda: torch.ones(1 << 22, **CUDA))
+    for fill in (x.zero_, lambda: x.fill_(2), x.normal_, x.uniform_, lambda: torch.zeros_like(x)):
+        assert kernel_us(gpu, fill) == plain

@@ -134,7 +134,7 @@ def plan(info: OpInfo, profile: Profile, tensors: Sequence[SimTensor], args: Any
 def _cost(
     info: OpInfo, profile: Profile, tensors: Sequence[SimTensor], outputs: tuple[Geometry, ...], args: Any, kwargs: dict
 ) -> Cost:
-    inputs = [t.geometry for t in accesses(info, args, kwargs, tensors)[1]] if info.out or info.like else [
+    inputs = [t.geometry for t in accesses(info, args, kwargs, tensors)[1]] if info.writes_only or info.like else [
         t.geometry for t in tensors
     ]
     flags = [a for a in (*args, *kwargs.values()) if isinstance(a, (bool, int))]

@@ -62,11 +62,14 @@ def view(ref: Ref) -> torch.Tensor:
 
 
 def taint_view(ref: Ref) -> torch.Tensor:
-    """Taint of each element (of its first byte)."""
+    """Taint of each element: of any of its bytes, to be read only."""
     g = ref.geometry
     if ref.space.data is None:
         open_bytes(ref.space)
-    return ref.space.taint.as_strided(g.shape, [step * g.item for step in g.stride], ref.start)
+    taint, steps = ref.space.taint, [step * g.item for step in g.stride]
+    if g.item == 1 or (g.pattern is None and not taint[ref.start : ref.start + g.span].any()):
+        return taint.as_strided(g.shape, steps, ref.start)
+    return taint.as_strided((*g.shape, g.item), (*steps, 1), ref.start).amax(-1)
 
 
 def set_taint(ref: Ref, why: int | torch.Tensor) -> None:

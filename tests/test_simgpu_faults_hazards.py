@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -432,3 +433,110 @@ def test_torch_is_as_before_after_a_session():
     with session(RTX_5060_LAPTOP):
         pass
     assert (torch.UntypedStorage.__getitem__, torch.Tensor._reduce_ex_internal) == before
+
+
+# strided ranges
+
+
+def test_halves_of_many_rows_are_apart():
+    with session(RTX_5060_LAPTOP) as gpu:
+        one, two = torch.cuda.Stream(), torch.cuda.Stream()
+        rows, cache = torch.zeros(70_000, 4, **CU), torch.zeros(4, 8, 4096, 4, **CU)
+        torch.cuda.synchronize()
+        with torch.cuda.stream(one):
+            rows[:, :2].fill_(1)
+            cache[:, :, :, :2].fill_(1)
+        with torch.cuda.stream(two):
+            rows[:, 2:].fill_(2)
+            cache[:, :, :, 2:].fill_(2)
+        torch.cuda.synchronize()
+        assert gpu.hazards == [] and rows.sum().item() == 6 * 70_000
+        with torch.cuda.stream(one):
+            cache[:, :, :, :2].fill_(1)
+        with torch.cuda.stream(two):
+            cache[:, :, :, 1:].fill_(2)
+        assert kinds(gpu) == ["WAW"]
+
+
+def test_strided_ranges_meet_exactly_where_their_bytes_do():
+    import random
+
+    from utils.simgpu.space import extent, meet, runs_of
+
+    draw = random.Random(0)
+    answers = []
+    for _ in range(3000):
+        keys = []
+        for _ in range(2):
+            dims = draw.randint(1, 3)
+            shape = tuple(draw.randint(1, 5) for _ in range(dims))
+            stride = tuple(draw.choice([1, 2, 3, 4, 6, 8, 12, 20, 40]) for _ in range(dims))
+            span, pattern = extent(shape, stride, 2)
+            low = 2 * draw.randint(0, 60)
+            keys.append((low, low + span, pattern))
+        first, second = ({byte for run in runs_of(key) for byte in range(*run)} for key in keys)
+        answers.append(bool(first & second))
+        assert meet(*keys) is answers[-1]
+    assert 500 < sum(answers) < 2500
+
+
+# sessions, threads and other names
+
+
+def test_an_install_left_inside_a_session_is_ended_with_it():
+    before = torch.cuda.Stream
+    with pytest.raises(RuntimeError, match="uninstall"), session(RTX_5060_LAPTOP):
+        simgpu.install()
+    assert torch.cuda.Stream is before
+    with pytest.raises(ZeroDivisionError), session(RTX_5060_LAPTOP):
+        simgpu.install()
+        raise ZeroDivisionError
+    assert torch.cuda.Stream is before
+    with session(RTX_5060_LAPTOP):
+        assert torch.ones(1, **CU).item() == 1.0
+
+
+def test_a_pool_whose_thread_is_older_than_the_session_works():
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(int).result()
+        with session(RTX_5060_LAPTOP):
+            assert pool.submit(lambda: torch.ones(3).to("cuda").sum().item()).result() == 3.0
+            assert pool.submit(lambda: torch.ones(3, **CU).is_cuda).result()
+
+
+def test_another_thread_older_than_the_session_gets_a_clear_error():
+    begin, seen = threading.Event(), []
+
+    def work():
+        begin.wait()
+        try:
+            torch.ones(3).to("cuda")
+        except RuntimeError as error:
+            seen.append(str(error))
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    with session(RTX_5060_LAPTOP):
+        begin.set()
+        thread.join()
+    assert len(seen) == 1 and "started before the simulated device" in seen[0]
+
+
+def test_device_neutral_names():
+    before = torch.Event, torch.Stream, torch.accelerator.synchronize
+    with session(RTX_5060_LAPTOP) as gpu:
+        x, side = torch.ones(N, **CU), torch.Stream("cuda")
+        start, end = (torch.Event("cuda", enable_timing=True) for _ in range(2))
+        torch.accelerator.synchronize()
+        with side:
+            assert torch.accelerator.current_stream() == side
+            start.record()
+            x.add_(1)
+            end.record(side)
+        torch.accelerator.current_stream().wait_event(end)
+        assert x[0].item() == 2.0 and start.elapsed_time(end) > 0
+        assert torch.accelerator.current_accelerator().type == "cuda" and torch.accelerator.device_count() == 1
+        assert gpu.hazards == []
+        with pytest.raises(simgpu.Unsupported, match="is not modelled"):
+            torch.Event("cpu")
+    assert (torch.Event, torch.Stream, torch.accelerator.synchronize) == before

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import concurrent.futures.thread as futures
 import functools
 import threading
 import types
@@ -11,6 +12,7 @@ import torch
 import torch.autograd.profiler as profiler
 import torch.cuda
 import torch.utils._device as default_device
+from torch.overrides import _get_current_function_mode_stack
 
 from . import cudagraph, streams
 from .cudaapi import CUDA_FUNCTIONS, RANGES, SEEDS, Generator, enter_autocast, enter_range, exit_range, run_thread
@@ -59,7 +61,7 @@ def _replacements() -> list[tuple[Any, dict[str, Any]]]:
         if name not in CUDA_FUNCTIONS and _needs_device(getattr(module, name, None))
     }
     return [
-        (module, unsupported | CUDA_FUNCTIONS),
+        (module, unsupported | CUDA_FUNCTIONS | {"_lazy_init": _lazy_init}),
         (module.memory, {name: value for name, value in CUDA_FUNCTIONS.items() if hasattr(module.memory, name)}),
         (module.streams, {"Stream": streams.Stream, "Event": streams.Event}),
         (
@@ -78,6 +80,9 @@ def _replacements() -> list[tuple[Any, dict[str, Any]]]:
         ),
         (profiler.record_function, {"__enter__": enter_range, "__exit__": exit_range}),
         (threading.Thread, {"run": run_thread}),
+        (futures._WorkItem, {"run": _run_item}),
+        (torch, {"Event": _Event, "Stream": _Stream}),
+        (torch.accelerator, _accelerator()),
         (torch.UntypedStorage, storage_methods()),
         (torch.Tensor, tensor_methods()),
         (torch, {**FACTORIES, "Generator": Generator}),
@@ -94,11 +99,86 @@ def _needs_device(value: Any) -> bool:
     )
 
 
-def _refusal(name: str, original: Any) -> Any:
+def _refusal(name: str, original: Any, module: str = "cuda") -> Any:
     @functools.wraps(original)
     def refuse(*args: Any, **kwargs: Any) -> Any:
         raise Unsupported(
-            f"torch.cuda.{name} is not modelled by the simulated device; leave it out, or run it on a CUDA machine"
+            f"torch.{module}.{name} is not modelled by the simulated device; leave it out, or run it on a CUDA machine"
         )
 
     return refuse
+
+
+# threads that were there before the device
+
+
+_run_plain = futures._WorkItem.run
+
+
+def _in_mode() -> bool:
+    return any(isinstance(mode, DeviceMode) for mode in _get_current_function_mode_stack())
+
+
+def _run_item(self: Any, *args: Any) -> None:
+    """A thread of a pool that started before the session gets the function mode with each piece of work."""
+    if not _mode or _in_mode():
+        return _run_plain(self, *args)
+    with DeviceMode():
+        return _run_plain(self, *args)
+
+
+def _lazy_init() -> None:
+    """Where torch goes when a call for the device passed the simulator by."""
+    if not _in_mode():
+        raise RuntimeError(
+            "this thread started before the simulated device did and does not know it: start the thread inside "
+            "simgpu.session(...) or after simgpu.install(...), or use a ThreadPoolExecutor"
+        )
+
+
+# names of torch that are not torch.cuda's own
+
+
+class _Event(streams.Event):
+    """torch.Event: as torch.cuda.Event, after the device."""
+
+    def __init__(self, device: Any = None, *, enable_timing: bool = False, blocking: bool = False,
+                 interprocess: bool = False):
+        _need_cuda("torch.Event", device)
+        super().__init__(enable_timing, blocking, interprocess)
+
+
+class _Stream(streams.Stream):
+    """torch.Stream: as torch.cuda.Stream."""
+
+    def __init__(self, device: Any = None, *, priority: int = 0, **kwargs: Any):
+        _need_cuda("torch.Stream", device)
+        super().__init__(None, priority, **kwargs)
+
+
+def _need_cuda(what: str, device: Any) -> None:
+    if device is not None and not isinstance(device, int) and torch.device(device).type != "cuda":
+        raise Unsupported(f"{what} on {device} is not modelled while a CUDA device is simulated")
+
+
+def _accelerator() -> dict[str, Any]:
+    """torch.accelerator: what torch.cuda has, the rest refused."""
+    cuda = CUDA_FUNCTIONS
+    known = {
+        "current_stream": streams.current_stream,
+        "set_stream": streams.set_stream,
+        "synchronize": streams.synchronize,
+        "is_available": lambda: True,
+        "device_count": lambda: 1,
+        "current_accelerator": lambda check_available=False: torch.device("cuda"),
+        "current_device_index": lambda: 0,
+        "current_device_idx": lambda: 0,
+        "set_device_index": cuda["set_device"],
+        "set_device_idx": cuda["set_device"],
+        "device_index": cuda["device"],
+    }
+    for name in ("empty_cache", "memory_allocated", "max_memory_allocated", "memory_reserved", "max_memory_reserved",
+                 "memory_stats", "reset_peak_memory_stats"):
+        known[name] = cuda[name]
+    names = [name for name in torch.accelerator.__all__ if callable(getattr(torch.accelerator, name, None))]
+    return {name: known.get(name) or _refusal(name, getattr(torch.accelerator, name), "accelerator") for name in names}

@@ -43,9 +43,25 @@ def session(
     try:
         yield device
     except BaseException:
+        _end_inner(device)
         _pop(device, failed=True)
         raise
+    left = _end_inner(device)
     _pop(device, failed=False)
+    if left:
+        raise RuntimeError(
+            f"simgpu.install() inside a session was still active at its end (simulated {', '.join(left)}); it has been "
+            "ended, torch.cuda is restored: call simgpu.uninstall() before the session ends"
+        )
+
+
+def _end_inner(device: SimDevice) -> list[str]:
+    """End what is still active inside a session; its names."""
+    left = []
+    while device in _stack and _stack[-1] is not device:
+        left.append(_stack[-1].profile.name)
+        _pop(_stack[-1], failed=True)
+    return left
 
 
 def install(

@@ -9,13 +9,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import lru_cache
 from itertools import product
+from math import gcd, prod
 from typing import Any
 
 from .ops import Clock, Op
 
 Pattern = tuple[int, tuple[tuple[int, int], ...]]
 Key = tuple[int, int, Pattern | None]
-MAX_RUNS = 1 << 16  # above this many runs a strided range counts as solid
+MAX_RUNS = 1 << 16  # above this many runs a strided range is marked and reported as if it were solid
+MAX_STEPS = 1 << 14  # cases that are looked at before two strided ranges count as meeting
 KEEP_KEYS = 256  # distinct ranges kept per queue before those that no one can race with are dropped
 
 
@@ -32,18 +34,15 @@ def extent(shape: tuple[int, ...], stride: tuple[int, ...], itemsize: int) -> tu
         else:
             outer.append((size, step))
     span = run + sum((size - 1) * step for size, step in outer)
-    runs = 1
-    for size, _ in outer:
-        runs *= size
-    if not outer or runs > MAX_RUNS:
+    if not outer:
         return span, None
     return span, (run, tuple(reversed(outer)))
 
 
 def runs_of(key: Key) -> Iterator[tuple[int, int]]:
-    """The solid byte ranges of a key, in ascending order of the outermost repetition."""
+    """The solid byte ranges of a key, in ascending order of the outermost repetition; too many count as one."""
     low, high, pattern = key
-    if pattern is None:
+    if pattern is None or prod(count for count, _ in pattern[1]) > MAX_RUNS:
         yield low, high
         return
     run, outer = pattern
@@ -55,22 +54,53 @@ def runs_of(key: Key) -> Iterator[tuple[int, int]]:
 @lru_cache(maxsize=8192)
 def _patterns_meet(one: Pattern | None, other: Pattern | None, shift: int, ends: tuple[int, int]) -> bool:
     """Whether runs of ``one`` (from byte 0) meet runs of ``other`` (from byte ``shift``)."""
-    if one is not None and other is not None and one[1] == other[1]:
-        step = one[1][-1][1]  # rows of one matrix: compare places within a row first
-        place = shift % step
-        if all(outer % step == 0 for _, outer in one[1]) and one[0] <= place and place + other[0] <= step:
-            return False
-    first = sorted(runs_of((0, ends[0], one)))
-    second = sorted(runs_of((shift, shift + ends[1], other)))
-    i = j = 0
-    while i < len(first) and j < len(second):
-        if first[i][1] <= second[j][0]:
-            i += 1
-        elif second[j][1] <= first[i][0]:
-            j += 1
-        else:
-            return True
-    return False
+    first, second = one or (ends[0], ()), other or (ends[1], ())
+    if _apart(first, second, shift):
+        return False
+    budget = [MAX_STEPS]
+    return _nested_meet(first[0], first[1], second[0], second[1], shift, budget)
+
+
+def _apart(one: Pattern, other: Pattern, shift: int) -> bool:
+    """Whether the places of the runs modulo what all steps have in common keep them apart."""
+    common = gcd(*(step for _, step in (*one[1], *other[1])))
+    place = shift % common
+    return one[0] <= place and place + other[0] <= common
+
+
+def _nested_meet(run: int, dims: tuple, other_run: int, other_dims: tuple, shift: int, budget: list[int]) -> bool:
+    """Take the repetition with the largest step apart: only repeats whose extents meet can share a byte."""
+    budget[0] -= 1
+    if budget[0] < 0:
+        return True  # too many cases: not shown to be apart
+    span, other_span = _span(run, dims), _span(other_run, other_dims)
+    if shift >= span or shift + other_span <= 0:
+        return False
+    if not dims and not other_dims:
+        return True
+    step, other_step = (dims[0][1] if dims else 0), (other_dims[0][1] if other_dims else 0)
+    if step < other_step:
+        return _nested_meet(other_run, other_dims, run, dims, -shift, budget)
+    count, rest = dims[0][0], dims[1:]
+    inner = _span(run, rest)
+    if step == other_step:  # only the distance between two repeats counts
+        other_count, other_rest = other_dims[0][0], other_dims[1:]
+        other_inner = _span(other_run, other_rest)
+        near = range(-((shift + other_inner - 1) // step), (inner - 1 - shift) // step + 1)
+        return any(
+            _nested_meet(run, rest, other_run, other_rest, shift + d * step, budget)
+            for d in near
+            if -count < d < other_count
+        )
+    low = max(0, -((inner - 1 - shift) // step))
+    high = min(count - 1, (shift + other_span - 1) // step)
+    return any(
+        _nested_meet(run, rest, other_run, other_dims, shift - i * step, budget) for i in range(low, high + 1)
+    )
+
+
+def _span(run: int, dims: tuple) -> int:
+    return run + sum((count - 1) * step for count, step in dims)
 
 
 def meet(one: Key, other: Key) -> bool:

@@ -540,3 +540,34 @@ def test_device_neutral_names():
         with pytest.raises(simgpu.Unsupported, match="is not modelled"):
             torch.Event("cpu")
     assert (torch.Event, torch.Stream, torch.accelerator.synchronize) == before
+
+
+# graphs and pinned memory
+
+
+@pytest.mark.parametrize("numerics", ["exact", "adversarial"])
+def test_a_captured_copy_into_pinned_memory_that_is_gone_is_found(numerics):
+    with session(RTX_5060_LAPTOP, numerics=numerics) as gpu:
+        x, graph, kept = torch.ones(N, **CU), torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            x.to("cpu", **NB)
+        with torch.cuda.graph(kept):
+            out = (x * 3).to("cpu", **NB)
+        kept.replay()
+        torch.cuda.synchronize()
+        assert gpu.hazards == [] and out[-1].item() == 3.0
+        graph.replay()
+        torch.cuda.synchronize()
+        assert kinds(gpu) == ["WAW"] and gpu.hazards[0].host and "pinned" in gpu.hazards[0].first.name
+        assert "keep the pinned tensor" in gpu.hazards[0].fix
+
+
+def test_a_captured_copy_from_a_part_that_numpy_cut_out_reads_that_part():
+    with session(RTX_5060_LAPTOP) as gpu:
+        p, x, graph = torch.zeros(64).pin_memory(), torch.zeros(32, **CU), torch.cuda.CUDAGraph()
+        part = torch.from_numpy(p.numpy()[32:])
+        with torch.cuda.graph(graph):
+            x.copy_(part, **NB)
+        p.copy_(torch.arange(64.0))
+        graph.replay()
+        assert x.tolist() == list(range(32, 64)) and gpu.hazards == []

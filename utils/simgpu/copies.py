@@ -19,7 +19,7 @@ from .overlap import refuse_overlap
 from .space import Space
 from .task import Task
 from .tensor import SimTensor, new_tensor
-from .transfers import PinnedUpload, copy_values, digest, download, upload
+from .transfers import CapturedDownload, PinnedUpload, copy_values, digest, download, upload
 from .values import Ref, plain_torch
 
 
@@ -191,7 +191,10 @@ def _device_to_host(device: Any, dst: torch.Tensor, src: SimTensor, non_blocking
     direct = home is not None and matching
     if not (direct and non_blocking):
         device.refuse_in_capture("a copy that is not asynchronous (non_blocking=True, pinned, same dtype, contiguous)")
-    body = download(device, dst, _ref(src), home) if device.values else None
+    body = None
+    if device.values:
+        captured = home is not None and device.graphs is not None and device.graphs.has(device.queue)
+        body = (CapturedDownload if captured else download)(device, dst, _ref(src), home)
     writes = [(home, device.host.key(home, dst))] if home is not None else []
     name = "copy_" if home is not None else "copy_ (pageable)"
     work = copy_ns(profile, "d2h", g.nbytes, pinned=home is not None)

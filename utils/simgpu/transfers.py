@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 
-from .geometry import of
 from .ops import Op
 from .space import Key, Space
 from .task import Task
@@ -24,7 +23,7 @@ class PinnedUpload:
         self.device, self.dst, self.home = device, dst, home
         self.src = None if captured else src
         self.digest = None if captured else digest(src)
-        self.like = _outline(src) if captured else None
+        self.like = _outline(device, home, src) if captured else None
         if not captured:
             home.uploads.append(self)
 
@@ -36,7 +35,7 @@ class PinnedUpload:
         """For one replay: the source as it is at the replay's launch."""
         src = self.device.host.rebuild(self.home, self.like)
         if src is None:
-            self.device.machine.watch.freed_source(op, self.home)
+            self.device.machine.watch.freed_host_memory(op, self.home, "RAW")
             return _spoiled(self.dst)
         return PinnedUpload(self.device, self.dst, src, self.home)
 
@@ -65,13 +64,13 @@ def _tear(op: Op, dst: Ref, home: Space, source: Key) -> None:
     Task("copy_", copy_values, (), {}, [], [], [dst], lambda op, ref: None)._tear_writes(op)
 
 
-def _outline(tensor: torch.Tensor) -> torch.Tensor:
-    """A meta tensor with a tensor's geometry and offset."""
+def _outline(device: Any, home: Space, tensor: torch.Tensor) -> torch.Tensor:
+    """A meta tensor with a pinned tensor's geometry, and its offset in the buffer."""
     with plain_torch():
-        size = tensor.storage_offset() + of(tensor).span // tensor.element_size()
-        return torch.empty(size, dtype=tensor.dtype, device="meta").as_strided(
-            tensor.shape, tensor.stride(), tensor.storage_offset()
-        )
+        low, high, _ = device.host.key(home, tensor)
+        item = tensor.element_size()
+        whole = torch.empty(-(-high // item), dtype=tensor.dtype, device="meta")
+        return whole.as_strided(tensor.shape, tensor.stride(), low // item)
 
 
 def _spoiled(dst: Ref) -> Any:
@@ -102,6 +101,21 @@ def digest(tensor: torch.Tensor) -> int:
     with plain_torch():
         flat = tensor.contiguous().reshape(-1).view(torch.uint8) if tensor.numel() else tensor.reshape(-1)
         return zlib.crc32(memoryview(flat.numpy()))
+
+
+class CapturedDownload:
+    """A captured copy to pinned memory, which a graph does not keep alive."""
+
+    def __init__(self, device: Any, dst: torch.Tensor, src: Ref, home: Space):
+        self.device, self.src, self.home, self.like = device, src, home, _outline(device, home, dst)
+
+    def again(self, op: Op) -> Any:
+        """For one replay: into the buffer where it still is."""
+        dst = self.device.host.rebuild(self.home, self.like)
+        if dst is None:
+            self.device.machine.watch.freed_host_memory(op, self.home, "WAW")
+            return None
+        return download(self.device, dst, self.src, self.home)
 
 
 def download(device: Any, dst: torch.Tensor, src: Ref, home: Space | None) -> Any:

@@ -83,12 +83,12 @@ class Watch:
             second = Access(op.index, "write outside torch (numpy or another view)", HOST_SIDE, None)
             self._add("WAR", op, space, key, key, second, None, deferred=True)
 
-    def freed_source(self, op: Op, space: Space) -> None:
-        """A graph was replayed whose captured copy reads a pinned buffer that is gone."""
+    def freed_host_memory(self, op: Op, space: Space, kind: str) -> None:
+        """A graph was replayed whose captured copy reads (RAW) or writes (WAW) a pinned buffer that is gone."""
         label = space.live[0].label
         first = Access(op.index, f"release of {label}", HOST_SIDE, None)
         hazard = Hazard(
-            "RAW",
+            kind,
             first,
             _access(op),
             label,

@@ -467,3 +467,15 @@ def test_filling_costs_a_write_only(gpu):
     plain = kernel_us(gpu, lambda: torch.ones(1 << 22, **CUDA))
     for fill in (x.zero_, lambda: x.fill_(2), x.normal_, x.uniform_, lambda: torch.zeros_like(x)):
         assert kernel_us(gpu, fill) == plain
+
+
+@pytest.mark.parametrize("length", [4, 64])
+def test_attention_keeps_queries_and_heads_apart(gpu, length):
+    clean = torch.ones(2, 4, length, 8, **CUDA)
+    query, cache = torch.empty(2, 4, length, 8, **CUDA), torch.empty(2, 2, length, 8, **CUDA)
+    query[:, :, :2] = 1
+    cache[:, 0] = 1     # the first key head serves the first two query heads
+    rows = F.scaled_dot_product_attention(query, clean, clean)
+    assert rows[:, :, :2].eq(1).all().item() and rows[:, :, 2:].isnan().all().item()
+    heads = F.scaled_dot_product_attention(clean, cache, cache, enable_gqa=True)
+    assert heads[:, :2].eq(1).all().item() and heads[:, 2:].isnan().all().item()

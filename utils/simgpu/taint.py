@@ -95,9 +95,21 @@ def _copied(args: Sequence[Any], shape: tuple[int, ...], mask_of: MaskOf) -> tor
     return mask_of(args[1]).expand(shape)
 
 
+def _attention(args: Sequence[Any], shape: tuple[int, ...], mask_of: MaskOf) -> torch.Tensor:
+    """A query taints its row; a key or value, even a masked one (0 times NaN), all rows of its head."""
+    query, key, value, *mask = args[:4]
+    found = mask_of(query).any(-1, keepdim=True).expand(shape)
+    for ref in (key, value):
+        heads = mask_of(ref).any(-1, keepdim=True).any(-2, keepdim=True)
+        if heads.dim() > 2 and heads.shape[-3] not in (1, shape[-3]):   # each serves several query heads
+            heads = heads.repeat_interleave(shape[-3] // heads.shape[-3], -3)
+        found = found | heads
+    return found | mask_of(mask[0]).any(-1, keepdim=True) if mask and isinstance(mask[0], Ref) else found
+
+
 _CHOICES = {
     "where": _where, "masked_fill": _masked_fill, "masked_fill_": _masked_fill, "zero_": _filled, "fill_": _filled,
-    "copy_": _copied,
+    "copy_": _copied, "scaled_dot_product_attention": _attention,
 }
 
 

@@ -325,6 +325,7 @@ ORDINARY = {
     ),
     "linear keywords": lambda x, w: F.linear(input=x, weight=w),
     "linear bias": lambda x, w: F.linear(x, bias=w[:, 0], weight=w),
+    "linear 1-D weight": lambda x, w: F.linear(x, w[0]),
     "1-D @ 2-D": lambda x, w: x[0] @ w.t(),
     "2-D @ 1-D": lambda x, w: w @ x[0],
     "1-D @ 3-D": lambda x, w: torch.matmul(x[0], w.t().expand(2, *w.t().shape)),
@@ -360,6 +361,15 @@ def test_a_shallow_copy_shares_its_memory(gpu):
     x = torch.nn.Parameter(torch.ones(2, **CUDA), requires_grad=False)
     twin = copy.copy(x)
     assert twin.data_ptr() == x.data_ptr() and type(twin) is type(x)
+
+
+def test_splitting_reads_nothing(gpu):
+    x, side = torch.empty(1 << 20, **CUDA), torch.cuda.Stream()
+    with torch.cuda.stream(side):
+        x.fill_(1)
+    for parts in (x.unsafe_chunk(2), x.unsafe_split(1 << 19), x.unsafe_split_with_sizes([1 << 20]), x.chunk(2)):
+        assert parts[0].data_ptr() == x.data_ptr() and gpu.hazards == []
+    assert x.is_set_to(x.view(-1)) and not x.is_set_to(x[1:])
 
 
 def test_types(gpu):

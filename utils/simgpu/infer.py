@@ -44,6 +44,9 @@ TYPE_NAMES = {
     torch.int64: "Long", torch.int32: "Int", torch.int16: "Short", torch.int8: "Char", torch.uint8: "Byte",
     torch.bool: "Bool",
 }
+VIEWS = frozenset({     # what makes views although its schema does not say so
+    "alias", "detach", "lift_fresh", "view", "_unsafe_view", "unsafe_split", "unsafe_split_with_sizes", "unsafe_chunk",
+})
 NO_KERNEL = frozenset({"empty_like", "new_empty", "new_empty_strided", "empty_permuted"})
 
 
@@ -70,7 +73,7 @@ class OpInfo:
         schema = func._schema
         self.func = func
         self.name = schema.name.split("::")[1]
-        self.is_view = func.is_view or self.name in ("alias", "detach", "lift_fresh", "view", "_unsafe_view")
+        self.is_view = func.is_view or self.name in VIEWS
         self.mutated = tuple(
             (index, argument.name)
             for index, argument in enumerate(schema.arguments)
@@ -191,11 +194,12 @@ def _whole(name: str, inputs: list[Geometry | None], kwargs: dict[str, Any]) -> 
 
 
 def _linear(first: Geometry, weight: Geometry, bias: Geometry | None = None) -> Geometry:
-    if len(weight.shape) != 2 or not first.shape or first.shape[-1] != weight.shape[1]:
+    if len(weight.shape) not in (1, 2) or not first.shape or first.shape[-1] != weight.shape[-1]:
         raise RuntimeError(f"linear: input {first.shape} and weight {weight.shape} do not fit")
-    if bias is not None and bias.shape not in ((), (1,), weight.shape[:1]):
+    rows = weight.shape[:-1]
+    if bias is not None and bias.shape not in ((), (1,), rows):
         raise RuntimeError(f"linear: bias {bias.shape} does not fit the weight {weight.shape}")
-    return dense((*first.shape[:-1], weight.shape[0]), first.dtype)
+    return dense((*first.shape[:-1], *rows), first.dtype)
 
 
 def _attention(

@@ -23,6 +23,12 @@ class DeviceMode(TorchFunctionMode):
     """Sends what is meant for the simulated device there; everything else passes."""
 
     def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        rule = RULES.get(func)
+        if rule is not None and _on_device(args, kwargs or {}):
+            with LOCK:
+                result = rule(func, args, kwargs or {})
+            if result is not NotImplemented:
+                return result
         handler = HANDLERS.get(func)
         if handler is not None:
             with LOCK:
@@ -100,21 +106,10 @@ def _making(make: Any) -> Any:
     return handle
 
 
-def _special(name: str) -> Any:
-    """A rule of special.py for a function that is taken apart in C++, before the operator is seen."""
-    rule = SPECIAL[name]
-
-    def handle(func: Any, args: tuple, kwargs: dict) -> Any:
-        given = [*args, *kwargs.values()]
-        given += [item for value in given if isinstance(value, (list, tuple)) for item in value]
-        if any(isinstance(item, SimTensor) for item in given):
-            result = rule(func, args, kwargs)
-            if result is not NotImplemented:
-                return result
-        active = sessions.active()
-        return host_call(active, func, args, kwargs) if active and active.host.spaces else func(*args, **kwargs)
-
-    return handle
+def _on_device(args: tuple, kwargs: dict) -> bool:
+    given = [*args, *kwargs.values()]
+    given += [item for value in given if isinstance(value, (list, tuple)) for item in value]
+    return any(isinstance(item, SimTensor) for item in given)
 
 
 def _set_data(func: Any, args: tuple, kwargs: dict) -> None:
@@ -168,9 +163,12 @@ HANDLERS |= {
     torch.rms_norm: _whole(aten.rms_norm.default),
     torch._has_compatible_shallow_copy_type: _shallow,
 }
-for _name in ("where", "matmul", "__matmul__", "cosine_similarity", *COMPOSITES_REFUSED):
-    for _home in (torch, torch.Tensor, torch.nn.functional):
-        if hasattr(_home, _name):
-            HANDLERS[getattr(_home, _name)] = _special(_name)
+# Functions that are taken apart in C++, before the operator is seen: the rules of special.py for them.
+RULES = {
+    getattr(home, name): SPECIAL[name]
+    for name in ("where", "matmul", "__matmul__", "cosine_similarity", *COMPOSITES_REFUSED)
+    for home in (torch, torch.Tensor, torch.nn.functional)
+    if hasattr(home, name)
+}
 FACTORIES = {name: _direct(name) for name in (*_FACTORIES, "tensor", "as_tensor")}
 set_mode(DeviceMode)

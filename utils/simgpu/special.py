@@ -19,6 +19,13 @@ def _copy_(func: Any, args: tuple, kwargs: dict) -> Any:
     return copies.copy_into(args[0], args[1], bool(non_blocking))
 
 
+def _is_set_to(func: Any, args: tuple, kwargs: dict) -> bool:
+    one, other = args
+    return isinstance(one, SimTensor) and isinstance(other, SimTensor) and (
+        one.place == other.place and one.geometry is other.geometry
+    )
+
+
 def _to_copy(func: Any, args: tuple, kwargs: dict) -> Any:
     device = kwargs.get("device")
     if device is not None and device.type == "meta":
@@ -146,6 +153,7 @@ SPECIAL = {
     **{name: _refuse(what, advice) for name, (what, advice) in _NAMED.items()},
     **{name: _refuse(name, _PYTHON) for name in COMPOSITES_REFUSED},
     **{name: _refuse(f"Tensor.{name}", f"use x = x.{name[:-1]}(...)") for name in _IN_PLACE_VIEWS},
+    "is_set_to": _is_set_to,
     "where": _where,
     "matmul": _matmul,
     "__matmul__": _matmul,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 
@@ -13,6 +14,7 @@ torch = pytest.importorskip("torch")
 from utils import simgpu  # noqa: E402
 from utils.simgpu import RTX_5060_LAPTOP, session  # noqa: E402
 
+ROOT = Path(__file__).parents[1]
 N = 1 << 18
 CU = {"device": "cuda"}
 NB = {"non_blocking": True}
@@ -571,3 +573,19 @@ def test_a_captured_copy_from_a_part_that_numpy_cut_out_reads_that_part():
         p.copy_(torch.arange(64.0))
         graph.replay()
         assert x.tolist() == list(range(32, 64)) and gpu.hazards == []
+
+
+def test_the_check_of_host_memory_does_not_import_the_compiler():
+    import subprocess
+    import sys
+
+    program = """
+import sys, torch
+from utils import simgpu
+with simgpu.session():
+    p = torch.zeros(4).pin_memory()
+    p.add_(1)
+assert "torch._dynamo" not in sys.modules
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode == 0, done.stderr

@@ -110,6 +110,10 @@ def _label(name: str) -> str:
 class Accesses(TorchDispatchMode):
     """Tells a device which pinned memory the operators of one function read and write."""
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # else the first call imports torch's compiler, which takes seconds
+
     def __init__(self, device: Any, label: str):
         super().__init__()
         self.device, self.label, self.call = device, label, device.host.next_call()

@@ -220,6 +220,16 @@ def blocking_copies(a, b, host_a, host_b, stream_a, stream_b):
     return a + b
 
 
+def own_tensors(a, b, host_a, host_b, stream_a, stream_b):
+    with cuda.stream(stream_a):
+        a = host_a.to("cuda", non_blocking=True)
+    with cuda.stream(stream_b):
+        b = host_b.to("cuda", non_blocking=True)
+    HERE().wait_stream(stream_a)
+    HERE().wait_stream(stream_b)
+    return a + b
+
+
 def chained(a, b, host_a, host_b, stream_a, stream_b):   # b after a, and then one wait is enough
     with cuda.stream(stream_a):
         a.copy_(host_a, non_blocking=True)
@@ -277,6 +287,17 @@ def before_the_product(x, weight, steps):
         collected.append(x.sum())
         x = x @ weight
     return torch.stack(collected).tolist()
+
+
+def flushed_in_parts(x, weight, steps):
+    found, pending = [], []
+    for i in range(steps):
+        x = x @ weight
+        pending.append(x.sum())
+        if i % 7 == 6 or i == steps - 1:
+            found += torch.stack(pending).tolist()
+            pending = []
+    return found
 
 
 def on_the_cpu(x, weight, steps):
@@ -362,6 +383,21 @@ def through_numpy_after_the_product(x, weight, out, stream):
     for _ in range(400):
         y[0, 0].item()   # long enough for the copy to be over, but ordered after nothing of it
     return float(out.numpy().sum())
+
+
+def summed_on_the_gpu(x, weight, out, stream):
+    y = x @ weight
+    stream.wait_stream(HERE())
+    with cuda.stream(stream):
+        out.copy_(y, non_blocking=True)
+    return y.sum().item()
+
+
+def all_on_the_copy_stream(x, weight, out, stream):
+    with cuda.stream(stream):
+        out.copy_(x @ weight, non_blocking=True)
+    stream.synchronize()
+    return out.sum().item()
 
 
 def two_lines(x, weight, out, stream):
@@ -575,7 +611,8 @@ WRONG = {
         (own_copy_polled, "the host is busy for"),
         (copy_stream_left_current, "Leave the current stream as it was"),
         (lambda x, ready, weight, *_: torch.empty_like(x), "read before written"),
-        (own_copy, "`weight` still holds something else"),
+        (lambda *a: (_ for _ in ()).throw(SystemExit(3)), "it raised SystemExit"),
+        (own_copy, "`weight` does not hold the data of host_weight"),
         (lambda *_: 3, "Return the resulting tensor"),
         (lambda x, *_: x @ None, "it raised TypeError"),
     ],
@@ -593,19 +630,21 @@ WRONG = {
         (add(result=lambda a, b: a + a), "Is the right tensor copied"),
         (all_on_the_current_stream, "The text asks for a copy on stream_a"),
         (all_on_stream_a, "The text asks for a copy on stream_b"),
+        (own_tensors, "`a` does not hold the data of host_a"),
+        (add(result=lambda a, b: (a + b).view(-1)), "tensor of shape (65536,)"),
         (blocking_copies, "A copy without non_blocking=True"),
         (add(result=lambda a, b: None), "Return the resulting tensor"),
         (lambda a, b, host_a, host_b, *_: host_a + host_b, "returned a tensor on the CPU"),
         (lambda a, b, *_: a - b, "add_two: not yet right"),
     ],
     "sums_per_step": [
-        (sums(lambda x: x.sum().item()), "came back to the host, one by one"),
-        (sums(lambda x: x.sum().tolist()), "came back to the host, one by one"),
-        (sums(lambda x: float(x.sum())), "came back to the host, one by one"),
-        (sums(lambda x: x.sum().cpu(), lambda found: [v.item() for v in found]), "came back to the host, one by one"),
-        (sums(lambda x: x.cpu().sum().item()), "The host waits where it need not"),
+        (sums(lambda x: x.sum().item()), "the host waits before it has launched everything"),
+        (sums(lambda x: x.sum().tolist()), "the host waits before it has launched everything"),
+        (sums(lambda x: float(x.sum())), "the host waits before it has launched everything"),
+        (sums(lambda x: x.sum().cpu(), lambda found: [v.item() for v in found]), "the host waits before it has"),
+        (sums(lambda x: x.cpu().sum().item()), "he host waits"),
         (sums(lambda x: x.sum(), lambda found: [v.item() for v in found]), "The products ran back to back, but then"),
-        (sums(synchronizing, lambda found: torch.stack(found).tolist()), "The host waits where it need not"),
+        (sums(synchronizing, lambda found: torch.stack(found).tolist()), "the host waits before"),
         (into_pinned, "RAW: host"),
         (sums(lambda x: x.sum().to("cpu", non_blocking=True), lambda found: [v.item() for v in found]), "RAW: host"),
         (sums(lambda x: x.sum()), "one float for every step"),
@@ -613,8 +652,11 @@ WRONG = {
         (before_the_product, "one float for every step"),
         (lambda *_: 3, "one float for every step"),
         (on_the_cpu, "did not run on the GPU"),
+        (sums(lambda x: x.sum(), lambda found: torch.stack(found).to("cpu", non_blocking=True).numpy().tolist()),
+         "read before written"),
+        (flushed_in_parts, "the host waits before it has launched everything"),
         (from_the_start_each_time, "launches more than it has to"),
-        (sums(lambda x: float("nan")), "one float for every step"),
+        (sums(lambda x: float("nan")), "read before written"),
     ],
     "fetch": [
         (fetching(host=lambda event, stream: None), "RAW: host"),
@@ -628,8 +670,10 @@ WRONG = {
         (fetching(host=lambda event, stream: cuda.synchronize()), "the host waits for it too"),
         (never_copied, "`out` does not hold the product"),
         (two_lines, "The text asks for a copy on stream"),
-        (through_numpy, "such as through numpy"),
-        (through_numpy_after_the_product, "right only by its timing"),
+        (summed_on_the_gpu, "what it leaves behind is not safe"),
+        (all_on_the_copy_stream, "RAW: mm"),
+        (through_numpy, "what it leaves behind is not safe"),
+        (through_numpy_after_the_product, "what it leaves behind is not safe"),
         (lambda x, weight, out, stream: 1 / 0, "ZeroDivisionError"),
         (fetching(host=lambda event, stream: HERE().synchronize(), result=lambda y, out: int(out.sum().item())),
          "And there is a race"),
@@ -652,6 +696,7 @@ WRONG = {
         (saving(after=lambda y, stream, seen: (stream.synchronize(), seen.clear())), "the host stands still"),
         (saving(before=keep(2), shift=1), "the out of the same number"),
         (one_buffer, "WAR:"),
+        (lambda inputs, weight, outs, stream: SOLUTION.save_all(inputs, weight, outs, cuda.Stream()), "copy on stream"),
         (last_two_unprotected, "Your function returned, but what it leaves behind is not safe"),
         (blocking_saves, "the host stands still"),
         (last_one_forgotten, "outs["),

@@ -65,8 +65,8 @@ class Check:
         except Unsolved:
             verdict = Verdict(name, says=f"Write {name} in the cell above, then run this cell again.", pending=True)
         except Exception as error:   # an answer of a kind that no judge expects: a learner sees no traceback
-            verdict = Verdict(name, [Tick("correct", False, "the check could not read what was returned")],
-                              says=f"It stopped with {text_of(error)}. Return plain numbers, lists and dicts as asked.")
+            verdict = Verdict(name, [Tick("correct", False, "the check itself stopped at this answer")],
+                              says=f"{text_of(error)}\nIs what the function returns and leaves of the kind asked for?")
         self._seen[name] = (answer, verdict)
         return verdict
 
@@ -90,7 +90,7 @@ def call(puzzle: str, answer: Answer, *arguments: Any, on: str, empty: bool = Fa
     _check_signature(puzzle, answer, len(arguments))
     try:
         result = answer(*arguments)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         if type(error) is NotImplementedError and not error.args:   # not what a library raises: that has a message
             raise Unsolved(puzzle) from None
         raise Refused(_failed(puzzle, answer, error, on)) from error
@@ -113,7 +113,7 @@ def _check_signature(puzzle: str, answer: Answer, count: int) -> None:
                               says="Keep the parameters of the stub as they were.")) from None
 
 
-def _failed(puzzle: str, answer: Answer, error: Exception, on: str) -> Verdict:
+def _failed(puzzle: str, answer: Answer, error: BaseException, on: str) -> Verdict:
     says = text_of(error)
     code = getattr(inspect.unwrap(answer), "__code__", None)
     frames = traceback.extract_tb(error.__traceback__)

@@ -93,6 +93,9 @@ def run_once(setting: Setting, answer: Answer, ratio: float, numerics: str = "ex
         try:
             result = call(setting.puzzle, answer, *arguments, on=f"copy/compute {ratio:g}", empty=True)
         except Refused as refused:
+            if "simulated" in refused.verdict.says or "driver" in refused.verdict.says:
+                refused.verdict.says += ("\nEvery run has a device of its own: make streams and events inside the "
+                                         "function, as torch.cuda.Stream() and torch.cuda.Event().")
             if gpu.hazards:   # an error that a race may well have caused
                 refused.verdict.says += f"\nAnd there is a race:\n{gpu.hazards[0]}"
             raise
@@ -230,7 +233,7 @@ def refute_streams(puzzle: str, ticks: tuple[str, ...], run: Run, kind: str, nam
     used = {stream for stream, what in zip(spans["stream"], spans["kind"], strict=True) if what == kind}
     missing = [name for name in names if run.streams[name] not in used]
     if missing:
-        where = "nothing was copied" if not used else "the copy ran in another stream"
+        where = "nothing was copied" if not used else "no copy ran there"
         raise refuse(puzzle, ticks, "correct", f"no copy on {' or '.join(missing)}",
                      f"The text asks for a copy on {missing[0]}, but {where}. Launches go into the stream that is "
                      f"current: put them inside `with torch.cuda.stream({missing[0]}):`.", run.trace)

@@ -40,6 +40,8 @@ def digest_on_gpu(value: Any) -> float | str:
 
     if isinstance(value, torch.Tensor) and not value.is_cuda:
         return "a tensor on the CPU"
+    if isinstance(value, torch.Tensor) and (value.shape != (WIDTH, WIDTH) or value.dtype != torch.float32):
+        return f"a {value.dtype} tensor of shape {tuple(value.shape)}"
     return digest(value)
 
 

@@ -57,6 +57,11 @@ def cases() -> dict[str, tuple[Trace, list[tuple[float, str]]]]:
         "late, and then held up": (trace_of([
             *kernel(1, 0, 5, 20), *copy(2, 30, 36, 40), *kernel(3, 35, 76, 10)], "late, and then held up"),
             [(51, "host")]),
+        "short gaps beside other rows": (trace_of([
+            *kernel(1, 0, 5, 10), *kernel(2, 6, 15.4, 10), *kernel(4, 8, 26, 10),
+            ("copy out", "d2h", "d2h", 15, 15, 12, 3), ("clear", "memset", "compute", 7, 25.5, 0.3, 5),
+            ("synchronize", "sync", "sync", -1, 9, 30, -1)], "short gaps beside other rows"),
+            [(0.4, "device"), (0.6, "device")]),
         "no gap": (trace_of([*kernel(1, 0, 5, 20), *kernel(2, 5, 25, 20)], "no gap"), []),
     }
 

@@ -16,6 +16,7 @@ from ..device import (
     passed,
     refuse,
     refute_race,
+    refute_streams,
     run_all,
     run_once,
 )
@@ -40,10 +41,12 @@ def judge_save_all(answer: Answer) -> Verdict:
         given = [counting(40 + i) for i in range(count)]
         wanted = [digest(x @ weight) for x in given] + [digest(x) for x in given]
         setting = Setting("save_all", lambda given=given: _arguments(given, weight),
-                          lambda _, kept: _digests(*kept), simgpu.RTX_4090)
+                          lambda _, kept: _digests(*kept), simgpu.RTX_4090, _launch_producers,
+                          streams=lambda arguments: {"stream": arguments[3]})
         runs = run_all(setting, answer)
         refute_race(setting, answer, runs, wanted, TICKS, lambda given, right: given == right, HINT)
         _refute_values(runs, wanted)
+        refute_streams("save_all", TICKS, runs[2], "d2h", ("stream",))
         goals = [run_once(setting, reference("save_all"), ratio) for ratio in RATIOS]
         for run, goal in zip(runs, goals, strict=True):
             _judge_time(run, goal, count)
@@ -64,6 +67,12 @@ def _arguments(inputs: list[Any], weight: Any) -> tuple[tuple[Any, ...], Any]:
     on_device[0] @ weight   # the library's workspace is there before memory is counted
     torch.cuda.synchronize()
     return (list(on_device), weight, list(outs), stream), (outs, on_device)   # lists of the learner's own to change
+
+
+def _launch_producers(kept: tuple[list[Any], list[Any]]) -> None:
+    """The inputs come from work on the current stream: another stream must wait before it reads them."""
+    for tensor in kept[1]:
+        tensor.mul_(1.0)
 
 
 def _digests(outs: list[Any], on_device: list[Any]) -> list[Any]:

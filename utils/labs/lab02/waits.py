@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..check import Answer
 from ..device import (
@@ -25,6 +25,7 @@ from ..verdict import Verdict
 from .data import counting, digest, digest_on_gpu, permutation
 
 TICKS = ("correct", "race-free", "time")
+FILLED = {"load_while_computing": ("weight",), "add_two": ("a", "b")}
 
 
 def judge_load_while_computing(answer: Answer) -> Verdict:
@@ -39,7 +40,8 @@ def judge_load_while_computing(answer: Answer) -> Verdict:
         host = simgpu.name(loaded.clone().pin_memory(), "host_weight")
         weight = simgpu.name(permutation(9).to("cuda"), "weight")   # old contents that must not be used
         stream = simgpu.name(torch.cuda.Stream(), "copy_stream")
-        return (x.to("cuda"), ready.to("cuda"), weight, host, stream), (weight,)
+        on_gpu = x.to("cuda"), ready.to("cuda")
+        return (*on_gpu, weight, host, stream), State((weight,), on_gpu)
 
     return _Judge("load_while_computing", prepare, digest(x @ ready @ loaded), (digest(loaded),), {"copy_stream": 4},
                   "the copy under the first product; the host only launches").run(answer)
@@ -58,10 +60,24 @@ def judge_add_two(answer: Answer) -> Verdict:
                  for name, tensor in (("a", first), ("b", second))]
         tensors = [simgpu.name(counting(seed).to("cuda"), name) for name, seed in (("a", 7), ("b", 8))]
         streams = [simgpu.name(torch.cuda.Stream(), f"stream_{name}") for name in "ab"]
-        return (*tensors, *hosts, *streams), ()
+        return (*tensors, *hosts, *streams), State(tuple(tensors), ())
 
-    return _Judge("add_two", prepare, digest(first + second), (), {"stream_a": 4, "stream_b": 5},
+    return _Judge("add_two", prepare, digest(first + second), (digest(first), digest(second)),
+                  {"stream_a": 4, "stream_b": 5},
                   "two copies, then the sum; the host only launches").run(answer)
+
+
+class State(NamedTuple):
+    """What a run leaves to be looked at: tensors that must be filled, and inputs whose producers are still pending."""
+
+    filled: tuple[Any, ...]
+    inputs: tuple[Any, ...]
+
+
+def launch_producers(state: State) -> None:
+    """The inputs come from work on the current stream: another stream must wait before it reads them."""
+    for tensor in state.inputs:
+        tensor.mul_(1.0)
 
 
 @dataclass
@@ -92,7 +108,7 @@ class _Judge:
         from ... import simgpu
 
         read = read or (lambda result, _: digest_on_gpu(result))
-        return Setting(self.puzzle, self.prepare, read, simgpu.RTX_5060_LAPTOP,
+        return Setting(self.puzzle, self.prepare, read, simgpu.RTX_5060_LAPTOP, launch_producers,
                        streams=lambda arguments: {name: arguments[at] for name, at in self.streams.items()})
 
     def _refute_kind(self, runs: list[Run]) -> None:
@@ -108,13 +124,12 @@ class _Judge:
             raise refuse(self.puzzle, TICKS, "correct", f"copy/compute {wrong.ratio:g}",
                          f"Every order is stated, but the result is another: checksum {shown(wrong.value)} instead of "
                          f"{shown(self.wanted)}. Is the right tensor copied, and are the right ones used?", wrong.trace)
-        if not self.filled:
-            return
-        left = run_once(self._setting(lambda _, tensors: tuple(map(digest, tensors))), answer, 1.0)
-        if left.value != self.filled:
-            raise refuse(self.puzzle, TICKS, "correct", "`weight` was not filled",
-                         "The result is right, but `weight` still holds something else. Copy into the tensor that you "
-                         "were given: weight.copy_(host_weight, ...).", left.trace)
+        left = run_once(self._setting(lambda _, state: _after_all(state.filled)), answer, 1.0)
+        for name, given, right in zip(FILLED[self.puzzle], left.value, self.filled, strict=True):
+            if given not in (right, self.wanted):   # the result may have been computed in place
+                raise refuse(self.puzzle, TICKS, "correct", f"`{name}` was not filled",
+                             f"The result is right, but `{name}` does not hold the data of host_{name}. Copy into the "
+                             f"tensor that you were given: {name}.copy_(host_{name}, ...).", left.trace)
 
     def _judge_time(self, run: Run, goal: Run) -> None:
         if busy := busy_host(run, goal):
@@ -124,6 +139,13 @@ class _Judge:
             raise refuse(self.puzzle, TICKS, "time", f"{run.done_us:.0f} µs, copy/compute {run.ratio:g}",
                          f"Correct, but {run.done_us:.0f} µs instead of {goal.done_us:.0f}. Compare the two timelines: "
                          "which operation starts later than in the target, and what does it wait for?", run.trace, goal)
+
+
+def _after_all(tensors: tuple[Any, ...]) -> tuple[Any, ...]:
+    import torch
+
+    torch.cuda.synchronize()
+    return tuple(map(digest, tensors))
 
 
 def spare_waits(run: Run, goal: Run) -> list[str]:

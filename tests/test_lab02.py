@@ -400,6 +400,12 @@ def all_on_the_copy_stream(x, weight, out, stream):
     return out.sum().item()
 
 
+def through_numpy_and_wait_later(x, weight, out, stream):
+    total = through_numpy_after_the_product(x, weight, out, stream)
+    stream.synchronize()
+    return total
+
+
 def two_lines(x, weight, out, stream):
     out.copy_(x @ weight)
     return out.sum().item()
@@ -674,6 +680,7 @@ WRONG = {
         (all_on_the_copy_stream, "RAW: mm"),
         (through_numpy, "what it leaves behind is not safe"),
         (through_numpy_after_the_product, "what it leaves behind is not safe"),
+        (through_numpy_and_wait_later, "right only by its timing"),
         (lambda x, weight, out, stream: 1 / 0, "ZeroDivisionError"),
         (fetching(host=lambda event, stream: HERE().synchronize(), result=lambda y, out: int(out.sum().item())),
          "And there is a race"),

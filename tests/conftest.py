@@ -3,6 +3,7 @@
 import sys
 from pathlib import Path
 
+import pytest
 from hypothesis import settings
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -11,3 +12,12 @@ sys.path.insert(0, str(ROOT))
 # examples are the same on every machine and in every run; a slow machine is no failure
 settings.register_profile("course", deadline=None, derandomize=True)
 settings.load_profile("course")
+
+
+@pytest.fixture
+def gpu():
+    """A simulated H200; files that need another one define their own."""
+    from utils import simgpu
+
+    with simgpu.session(simgpu.H200) as device:
+        yield device

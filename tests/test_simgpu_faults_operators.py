@@ -15,12 +15,6 @@ from utils.simgpu import Unsupported
 CUDA = {"device": "cuda"}
 
 
-@pytest.fixture
-def gpu():
-    with simgpu.session(simgpu.H200) as device:
-        yield device
-
-
 # indices that stand for one integer make views
 
 ONES = {

@@ -8,15 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from utils import simgpu
-
 CUDA = {"device": "cuda"}
-
-
-@pytest.fixture
-def gpu():
-    with simgpu.session(simgpu.H200) as device:
-        yield device
 
 
 def partly(*shape, dtype=torch.int64):

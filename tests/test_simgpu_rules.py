@@ -7,25 +7,11 @@ from dataclasses import replace
 
 import pytest
 import torch
+from simulated import busy
 
 from utils import simgpu
 
 MIB = 1 << 20
-
-
-@pytest.fixture
-def gpu():
-    with simgpu.session(simgpu.H200) as device:
-        yield device
-
-
-def pinned_ones(*shape):
-    return torch.ones(*shape).pin_memory()
-
-
-def busy(ms: float = 1.0) -> None:
-    """Keep the current stream occupied."""
-    torch.cuda._sleep(int(ms * 1e6))
 
 
 # sessions

@@ -52,7 +52,8 @@ def judge_save_all(answer: Answer) -> Verdict:
             _judge_time(run, goal, count)
             _judge_memory(run, count)
     whys = ("every product arrived", "every order is stated", "products and copies overlap", "at most two blocks")
-    tried = f"{', '.join(map(str, sorted(COUNTS)))} inputs, each with copy/compute " + ", ".join(f"{r:g}" for r in RATIOS)
+    counts, ratios = ", ".join(map(str, sorted(COUNTS))), ", ".join(f"{ratio:g}" for ratio in RATIOS)
+    tried = f"{counts} inputs, each with copy/compute {ratios}"
     return passed("save_all", TICKS, whys, runs[2], goals[2], tried=tried)
 
 

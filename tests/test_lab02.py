@@ -137,6 +137,15 @@ def fill(weight, host, stream):
     return weight
 
 
+def replaces_data(x, ready, weight, host_weight, copy_stream):
+    with cuda.stream(copy_stream):
+        weight.data = host_weight.to("cuda", non_blocking=True)
+    y = x @ ready
+    HERE().wait_stream(copy_stream)
+    weight.record_stream(HERE())
+    return y @ weight
+
+
 def own_copy(x, ready, weight, host_weight, copy_stream):
     with cuda.stream(copy_stream):
         mine = host_weight.to("cuda", non_blocking=True)
@@ -298,6 +307,14 @@ def flushed_in_parts(x, weight, steps):
             found += torch.stack(pending).tolist()
             pending = []
     return found
+
+
+def in_place(x, weight, steps):
+    found = []
+    for _ in range(steps):
+        x.copy_(x @ weight)
+        found.append(x.sum())
+    return torch.stack(found).tolist()
 
 
 def on_the_cpu(x, weight, steps):
@@ -618,6 +635,7 @@ WRONG = {
         (copy_stream_left_current, "Leave the current stream as it was"),
         (lambda x, ready, weight, *_: torch.empty_like(x), "read before written"),
         (lambda *a: (_ for _ in ()).throw(SystemExit(3)), "it raised SystemExit"),
+        (replaces_data, "`weight` does not hold the data of host_weight"),
         (own_copy, "`weight` does not hold the data of host_weight"),
         (lambda *_: 3, "Return the resulting tensor"),
         (lambda x, *_: x @ None, "it raised TypeError"),
@@ -658,6 +676,7 @@ WRONG = {
         (before_the_product, "one float for every step"),
         (lambda *_: 3, "one float for every step"),
         (on_the_cpu, "did not run on the GPU"),
+        (in_place, "belong to the caller"),
         (sums(lambda x: x.sum(), lambda found: torch.stack(found).to("cpu", non_blocking=True).numpy().tolist()),
          "read before written"),
         (flushed_in_parts, "the host waits before it has launched everything"),

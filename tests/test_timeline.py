@@ -399,3 +399,12 @@ def test_names_are_cut_by_columns():
         "vectorized_elementwise_kernel")
     assert label_columns("gemm_kernel_long", 9, cut=True) == "gemm_ker…"
     assert label_columns("copy 10", 6, cut=False) == ""
+
+
+def test_bars_that_touch_up_to_rounding_share_a_row():
+    from utils.timeline.model import stack_rows
+
+    begin = np.array([701.594, 749.694, 800.594]) - 701.594   # 48.1 and 99.0, give or take the last bit
+    stop = np.append(begin[1:] + 1e-13, 120.0)
+    assert stack_rows(np.zeros(3, dtype=np.int64), begin, stop).tolist() == [0, 0, 0]
+    assert stack_rows(np.zeros(3, dtype=np.int64), begin, stop + 0.01).tolist() == [0, 1, 0]

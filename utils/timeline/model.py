@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from ..intervals import EMPTY, Intervals, clip, measure, union
 
+ROUNDING = 1e-10  # of the latest time: start + duration of one bar against the start of the next, in float64
 MAX_ROWS = 3      # of overlapping spans in a lane; deeper ones share the last
 
 
@@ -96,8 +97,12 @@ class Panel:
 def stack_rows(
     lane: NDArray[np.int64], start: NDArray[np.float64], stop: NDArray[np.float64]
 ) -> NDArray[np.int64]:
-    """Row of each bar in its lane, so that bars of one row never overlap (up to the last row); input ordered."""
+    """Row of each bar in its lane, so that bars of one row never overlap (up to the last row); input ordered.
+
+    Bars that overlap by no more than the rounding of their times touch.
+    """
     row = np.zeros(len(lane), dtype=np.int64)
+    stop = stop - ROUNDING * np.abs(stop).max(initial=0)
     for index in np.unique(lane):
         mine = np.flatnonzero(lane == index)
         reach = np.maximum.accumulate(stop[mine])

@@ -43,7 +43,8 @@ def judge_sums_per_step(answer: Answer) -> Verdict:
         wanted = _sums(x, weight, steps)
 
         def prepare(steps: int = steps) -> tuple[tuple[Any, ...], Any]:
-            return (x.to("cuda"), weight.to("cuda"), steps), None
+            given = x.to("cuda"), weight.to("cuda")
+            return (*given, steps), given
 
         setting = Setting("sums_per_step", prepare, lambda result, _: _floats(result),
                           simgpu.RTX_5060_LAPTOP, scale=SMALL)
@@ -57,6 +58,12 @@ def judge_sums_per_step(answer: Answer) -> Verdict:
             raise refuse("sums_per_step", TICKS, "correct", f"{steps} step{'' if steps == 1 else 's'}",
                          f"Returned {shown(runs[0].value)}, expected {shown(wanted)}: one float for every step.",
                          runs[0].trace)
+        untouched = Setting("sums_per_step", prepare, lambda _, given: _equal(given, (x, weight)),
+                            simgpu.RTX_5060_LAPTOP, scale=SMALL)
+        if not run_once(untouched, answer, 1.0).value:
+            raise refuse("sums_per_step", TICKS, "correct", "x or weight was changed",
+                         "The tensors that you are given belong to the caller: make new ones instead of overwriting "
+                         "them.", runs[0].trace)
         if sum(kind == "kernel" for kind in runs[0].trace.columns["kind"]) < steps:
             raise refuse("sums_per_step", TICKS, "correct", "the products did not run on the GPU",
                          "x and weight are on the GPU: multiply there.", runs[0].trace)
@@ -65,6 +72,10 @@ def judge_sums_per_step(answer: Answer) -> Verdict:
         last = runs[0], goal
     whys = ("every sum", "nothing unordered", "no gap between the products, one wait at the end")
     return passed("sums_per_step", TICKS, whys, *last, tried=f"{', '.join(map(str, STEPS))} steps")
+
+
+def _equal(given: tuple[Any, ...], wanted: tuple[Any, ...]) -> bool:
+    return all(bool((left.cpu() == right).all()) for left, right in zip(given, wanted, strict=True))
 
 
 def _sums(x: Any, weight: Any, steps: int) -> list[float]:

@@ -41,7 +41,8 @@ def judge_load_while_computing(answer: Answer) -> Verdict:
         weight = simgpu.name(permutation(9).to("cuda"), "weight")   # old contents that must not be used
         stream = simgpu.name(torch.cuda.Stream(), "copy_stream")
         on_gpu = x.to("cuda"), ready.to("cuda")
-        return (*on_gpu, weight, host, stream), State((weight,), on_gpu)
+        kept = weight.view_as(weight)   # stays where it is, whatever `weight.data = ...` does
+        return (*on_gpu, weight, host, stream), State((kept,), on_gpu)
 
     return _Judge("load_while_computing", prepare, digest(x @ ready @ loaded), (digest(loaded),), {"copy_stream": 4},
                   "the copy under the first product; the host only launches").run(answer)

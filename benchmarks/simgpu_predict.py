@@ -1,11 +1,12 @@
 """Predicted against measured time of layer pipelines: the simulated device, fed with operations measured on a real one.
 
-    python benchmarks/simgpu_predict.py > prediction.json     on a CUDA machine; --layers, --width, --batches to change
+    python benchmarks/simgpu_predict.py --output FILE     on a CUDA machine; --layers, --width, --batches to change
 
-One GEMM and one copy are timed with events in a calibration program (8 layers, ring of 4 slots or serial, so the clocks
-see the same duty cycle), and alone. The pipelines below are run on the device and, as the same functions, on the
-simulated one with those times. Calibration and measurement alternate in several rounds, and medians are compared; per
-pipeline and batch size the result gives milliseconds per call and the error of both predictions in percent.
+One GEMM and one copy are timed with events in a calibration program (8 layers over and over, ring of 4 slots or
+serial, so the clocks see the same duty cycle), and alone. The pipelines below are run on the device and, as the same
+functions, on the simulated one with those times. Calibration and measurement alternate in several rounds, and medians
+are compared; per pipeline and batch size the result gives milliseconds per call and the error of both predictions in
+percent.
 """
 
 from __future__ import annotations
@@ -26,8 +27,9 @@ import torch
 
 from utils import simgpu
 
-CALLS, WARM_UP_S, ROUNDS = 5, 1.0, 5
+CALLS, WARM_UP_S, ROUNDS = 5, 0.7, 3
 CALIBRATION_LAYERS, CALIBRATION_SLOTS = 8, 4
+CALIBRATION_STEPS = 120  # as many as the longest pipeline runs without a pause: GEMMs in a long queue run slower
 NS = 1_000_000_000
 
 
@@ -107,12 +109,11 @@ def warm_up(call: Callable[[], None]) -> None:
 def calibrate(weights: list[torch.Tensor], batch: int, slots: int) -> tuple[float, float]:
     """(copy, GEMM) in ms inside the calibration program."""
     program = Pipeline(weights[:CALIBRATION_LAYERS], batch, slots, timed=True)
-    warm_up(lambda: program.run(3 * CALIBRATION_LAYERS))
-    for _ in range(CALLS):
-        program.copies.clear()
-        program.gemms.clear()
-        program.run(3 * CALIBRATION_LAYERS)
-        torch.cuda.synchronize()
+    warm_up(lambda: program.run(CALIBRATION_STEPS))
+    program.copies.clear()
+    program.gemms.clear()
+    program.run(CALIBRATION_STEPS)
+    torch.cuda.synchronize()
     middle = slice(CALIBRATION_SLOTS, -CALIBRATION_SLOTS)
     return median_ms(program.copies[middle]), median_ms(program.gemms[middle])
 
@@ -206,17 +207,18 @@ def main() -> None:
     parser.add_argument("--layers", type=int, default=24)
     parser.add_argument("--width", type=int, default=8192)
     parser.add_argument("--batches", type=int, nargs="+", default=[2048, 4096, 8192, 12288, 16384, 32768])
+    parser.add_argument("--output", type=Path, default=Path("prediction.json"))
     options = parser.parse_args()
     if not torch.cuda.is_available():
         parser.error("this needs a CUDA device: it measures one")
     weights = [torch.zeros(options.width, options.width, dtype=torch.bfloat16).normal_(0, 0.011).pin_memory()
                for _ in range(options.layers)]
-    rows = []
-    for batch in options.batches:
-        rows.append(compare(weights, batch))
-        print(batch, rows[-1]["error_percent"], file=sys.stderr)
     machine = {"device": torch.cuda.get_device_name(), "torch": torch.__version__, "date": time.strftime("%Y-%m-%d")}
-    print(json.dumps(machine | {"layers": options.layers, "width": options.width, "rows": rows}, indent=1))
+    result = machine | {"layers": options.layers, "width": options.width, "rows": []}
+    for batch in options.batches:
+        result["rows"].append(compare(weights, batch))
+        print(batch, result["rows"][-1]["error_percent"], file=sys.stderr, flush=True)
+        options.output.write_text(json.dumps(result, indent=1) + "\n")      # a stopped run keeps what it has
 
 
 if __name__ == "__main__":

@@ -52,6 +52,7 @@ class Run:
     peak_bytes: int
     trace: Trace
     streams: dict[str, int] = field(default_factory=dict)   # ids of the streams that the function was given
+    allocations: int = 0                                    # pieces of device memory that it took
 
 
 @dataclass(frozen=True)
@@ -67,12 +68,14 @@ class Setting:
     profile: Profile
     start: Callable[[Any], None] | None = None     # launched just before the learner's function, such as other work
     scale: float = SCALE
+    rows: int = WIDTH   # of x, so that a product takes 2 * rows * WIDTH**2 FLOP
     streams: Callable[[tuple[Any, ...]], dict[str, Any]] = lambda arguments: {}   # the given streams, by name
+    flops: float = GEMM_FLOPS                      # of the product that a copy of WEIGHT_BYTES is compared with
 
 
-def at_ratio(profile: Profile, ratio: float, scale: float) -> Profile:
+def at_ratio(profile: Profile, ratio: float, scale: float, flops: float = GEMM_FLOPS) -> Profile:
     """The profile with a link on which one weight matrix takes ``ratio`` times as long as one product."""
-    return profile.scaled(scale).with_ratio(ratio, WEIGHT_BYTES, GEMM_FLOPS, dtype="float32")
+    return profile.scaled(scale).with_ratio(ratio, WEIGHT_BYTES, flops, dtype="float32")
 
 
 def run_once(setting: Setting, answer: Answer, ratio: float, numerics: str = "exact") -> Run:
@@ -81,7 +84,7 @@ def run_once(setting: Setting, answer: Answer, ratio: float, numerics: str = "ex
 
     from .. import simgpu
 
-    profile = at_ratio(setting.profile, ratio, setting.scale)
+    profile = at_ratio(setting.profile, ratio, setting.scale, setting.flops)
     with one_thread(), simgpu.session(profile, numerics=numerics) as gpu:
         arguments, state = setting.prepare()
         torch.cuda.synchronize()
@@ -90,6 +93,7 @@ def run_once(setting: Setting, answer: Answer, ratio: float, numerics: str = "ex
         here = torch.cuda.current_stream()
         if setting.start is not None:
             setting.start(state)
+        taken = torch.cuda.memory_stats()["allocation.all.allocated"]
         try:
             result = call(setting.puzzle, answer, *arguments, on=f"copy/compute {ratio:g}", empty=True)
         except Refused as refused:
@@ -104,6 +108,7 @@ def run_once(setting: Setting, answer: Answer, ratio: float, numerics: str = "ex
             raise Refused(Verdict(setting.puzzle, [Tick("correct", False, "another stream is current afterwards")],
                                   says="Leave the current stream as it was: `with torch.cuda.stream(...):` does."))
         peak = torch.cuda.memory_stats()["active_bytes.all.peak"] - before
+        taken = torch.cuda.memory_stats()["allocation.all.allocated"] - taken
         trace = window(gpu.trace(), begin)   # before the result is read, which is none of the learner's time
         found = len(gpu.hazards)
         streams = {name: stream.stream_id for name, stream in setting.streams(arguments).items()}
@@ -111,7 +116,7 @@ def run_once(setting: Setting, answer: Answer, ratio: float, numerics: str = "ex
         del result, arguments
         host_us = returned - begin
         return Run(ratio, value, gpu.hazards[:found], gpu.hazards[found:], list(gpu.notes), host_us,
-                   _blocked(trace, host_us), _done(trace), peak, trace, streams)
+                   _blocked(trace, host_us), _done(trace), peak, trace, streams, taken)
 
 
 @contextmanager

@@ -68,7 +68,6 @@ class Setting:
     profile: Profile
     start: Callable[[Any], None] | None = None     # launched just before the learner's function, such as other work
     scale: float = SCALE
-    rows: int = WIDTH   # of x, so that a product takes 2 * rows * WIDTH**2 FLOP
     streams: Callable[[tuple[Any, ...]], dict[str, Any]] = lambda arguments: {}   # the given streams, by name
     flops: float = GEMM_FLOPS                      # of the product that a copy of WEIGHT_BYTES is compared with
 

@@ -1,0 +1,63 @@
+"""What the calls of lab 04 are made of: layers and inputs, all different, whose products are exact in float32."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any
+
+from ..device import WIDTH
+from ..lab02.data import digest, kind_of, permutation
+
+ROWS = WIDTH // 4                 # of x: activations are small beside a layer, as where onload pays
+FLOPS = 2 * ROWS * WIDTH**2       # of one product
+WEIGHT_BYTES = 4 * WIDTH**2
+
+
+@lru_cache(maxsize=256)
+def layer(number: int) -> Any:
+    """The weights of a layer on the host: a permutation, another for every number."""
+    return permutation(400 + number)
+
+
+@lru_cache(maxsize=64)
+def batch(number: int, rows: int = ROWS) -> Any:
+    """An input on the host, (rows, WIDTH) small whole numbers, another for every number."""
+    import torch
+
+    draw = torch.Generator().manual_seed(900 + number)
+    return torch.randint(1, 100, (rows, WIDTH), generator=draw).float()
+
+
+@lru_cache(maxsize=256)
+def expected(number: int, rows: int, layers: int) -> Any:
+    """The digest of ``batch`` after ``layers`` layers."""
+    x = batch(number, rows)
+    for i in range(layers):
+        x = x @ layer(i)
+    return digest(x)
+
+
+def digest_of(value: Any, rows: int = ROWS) -> float | str:
+    """The digest of a (rows, WIDTH) tensor on the GPU; what it is instead, in words, for anything else."""
+    import torch
+
+    if not isinstance(value, torch.Tensor):
+        return kind_of(value)
+    if not value.is_cuda:
+        return "a tensor on the CPU"
+    if value.shape != (rows, WIDTH) or value.dtype != torch.float32:
+        return f"a {value.dtype} tensor of shape {tuple(value.shape)}"
+    return digest(value)
+
+
+def pinned(layers: int) -> list[Any]:
+    """Fresh pinned copies of the first ``layers`` layers, with names."""
+    from ... import simgpu
+
+    return [simgpu.name(layer(i).clone().pin_memory(), f"host_weights[{i}]") for i in range(layers)]
+
+
+def changed(given: Sequence[Any], layers: int) -> bool:
+    """Whether pinned copies no longer hold the layers they were made of."""
+    return any(not bool((weight == layer(i)).all()) for i, weight in zip(range(layers), given, strict=True))

@@ -197,3 +197,21 @@ def test_out_of_memory():
         assert (
             torch.empty(50 * MIB, dtype=torch.uint8, device="cuda").numel() == 50 * MIB
         )  # cached memory is given back first
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_changes_are_counted_as_on_the_cpu_through_every_view(gpu, mode):
+    found = {}
+    for device in ("cpu", "cuda"):
+        base = torch.zeros(16, dtype=torch.uint8, device=device)
+        row = base[:8].view(torch.float32)
+        counts = found[device] = [base._version]
+        with mode():
+            for change in (
+                lambda b, r: r.add_(1), lambda b, r: b.zero_(), lambda b, r: r.copy_(torch.ones(2)),
+                lambda b, r: r + b[0], lambda b, r: r.__setitem__(1, 3), lambda b, r: torch.add(r, 1, out=r),
+                lambda b, r: torch.empty_like(b),
+            ):
+                change(base, row)
+                counts += [base._version, row._version]
+    assert found["cuda"] == found["cpu"] and found["cpu"][-1] == 5

@@ -43,6 +43,8 @@ def _dispatch(func: Any, args: tuple, kwargs: dict | None) -> Any:
     info = _infos.get(id(func))
     if info is None:
         info = _infos[id(func)] = OpInfo(func)  # keeps func, so that its id stays its own
+    if info.mutated and not info.composite:
+        _count_change(info, args, kwargs or {})
     special = SPECIAL.get(info.name)
     if special is not None:
         result = special(func, args, kwargs or {})
@@ -55,6 +57,14 @@ def _dispatch(func: Any, args: tuple, kwargs: dict | None) -> Any:
     if info.name in infer.WHOLE and kwargs:
         args, kwargs = _by_position(func, args, kwargs)
     return run(info, args, kwargs or {})
+
+
+def _count_change(info: OpInfo, args: tuple, kwargs: dict) -> None:
+    for index, word in info.mutated:
+        value = args[index] if index < len(args) else kwargs.get(word)
+        for item in value if isinstance(value, (list, tuple)) else (value,):
+            if isinstance(item, SimTensor):
+                item.memory.version += 1
 
 
 def _by_position(func: Any, args: tuple, kwargs: dict) -> tuple[tuple, dict]:

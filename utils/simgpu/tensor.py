@@ -29,10 +29,10 @@ def set_dispatcher(function: Any) -> None:
 class DeviceStorage:
     """What the views of one allocation share; the block goes back when the last of them is gone."""
 
-    __slots__ = ("block", "device")
+    __slots__ = ("block", "device", "version")
 
     def __init__(self, device: Any, block: Block):
-        self.device, self.block = device, block
+        self.device, self.block, self.version = device, block, 0
 
     def __del__(self) -> None:
         device = self.device
@@ -69,6 +69,11 @@ class SimTensor(torch.Tensor):
     @property
     def is_cpu(self) -> bool:
         return False
+
+    @property
+    def _version(self) -> int:
+        """Changes in place so far, through any view of the memory, as autograd counts them."""
+        return self.memory.version
 
     @property
     def place(self) -> tuple[Space, Key]:

@@ -1,0 +1,93 @@
+"""Say where a program of copies and products loses time: the first operation that starts later than it could."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from ..check import Answer
+from ..device import CALLS_US, Run
+
+if TYPE_CHECKING:
+    from ...trace import Trace
+
+STEM = "solutions/04_double_buffered_onload"
+
+
+def reference(puzzle: str) -> Answer:
+    """The worked answer, which sets the target time."""
+    from ...lessons import LessonError, import_lesson
+
+    try:
+        return getattr(import_lesson(STEM), puzzle)
+    except LessonError as error:
+        raise FileNotFoundError(f"target times come from {STEM}.ipynb, which must lie beside labs/: {error}") from None
+
+
+class Span(NamedTuple):
+    """One operation of a trace, times in µs."""
+
+    start: float
+    end: float
+    bytes: int
+
+
+def spans(trace: Trace, kind: str, fills: bool = False) -> list[Span]:
+    """The operations of one kind in order of their start: what only fills memory, or all others."""
+    table = trace.columns
+    rows = zip(*(table[name] for name in ("start_us", "duration_us", "bytes", "kind", "name")), strict=True)
+    return sorted(Span(float(start), float(start + took), int(size)) for start, took, size, what, name in rows
+                  if what == kind and name.startswith("fill") == fills)
+
+
+def computed_us(run: Run) -> float:
+    """When the last kernel ended: copies behind it, for a later call, are no part of the result."""
+    return max((span.end for span in spans(run.trace, "kernel")), default=0.0)
+
+
+def lost_time(run: Run, layers: int, slots: int, sizes: list[int], calls: int = 1) -> str:
+    """What costs time, in words: a late copy, a late product, or more copies than needed.
+
+    ``sizes``: bytes of every layer; copies of other sizes are no onload. Products are taken in order, one per layer.
+    """
+    uploads, products = spans(run.trace, "h2d"), spans(run.trace, "kernel")
+    copies = [place for place, span in enumerate(uploads) if span.bytes in sizes]
+    begin = max((span.end for span in spans(run.trace, "kernel", fills=True)), default=0.0)   # earlier work
+    if len(copies) > calls * layers + slots:
+        return f"{len(copies)} copies where {calls * layers} are enough: every layer is needed once per call."
+    if len(products) != calls * layers or len(copies) < calls * layers:
+        return f"Instead of one copy and one product per layer there are {len(copies)} copies and {len(products)} kernels."
+    moved, enough = sum(uploads[place].bytes for place in copies), calls * sum(sizes)
+    if len(copies) == calls * layers and moved > enough:
+        return f"{moved >> 10} KiB are copied where {enough >> 10} are enough: copy what a layer has, not a whole slot."
+    free = [uploads[place - 1].end if place else begin for place in copies]
+    return (_late_copy([uploads[place] for place in copies], free, products, layers, slots)
+            or _late_product([uploads[place] for place in copies], products)
+            or "Compare the two timelines: which operation starts later than in the target, and what does it wait for?")
+
+
+def _late_copy(copies: list[Span], link_free: list[float], products: list[Span], layers: int, slots: int) -> str:
+    for i, (copy, free) in enumerate(zip(copies, link_free, strict=True)):
+        if i >= len(products):
+            return ""
+        read = products[i - slots].end if i >= slots else 0.0
+        if copy.start <= max(free, read) + CALLS_US:
+            continue
+        ended = next((j for j, product in enumerate(products) if abs(product.end - copy.start) < CALLS_US), None)
+        says = f"Copy {i} starts at {copy.start:.0f} µs"
+        says += f", when product {ended} has ended. " if ended is not None else ". "
+        says += (f"The link is free from {free:.0f} µs on, and so is one of the {slots} slots"
+                 + (f", since product {i - slots} ended at {read:.0f} µs." if i >= slots else "."))
+        if i >= layers and i % layers == 0:
+            says += (" This is the first copy of a call. Does the number of its slot count on from the call before, and "
+                     "does it wait for that slot alone?")
+        return says
+    return ""
+
+
+def _late_product(copies: list[Span], products: list[Span]) -> str:
+    for i, product in enumerate(products):
+        ready = max(copies[i].end, products[i - 1].end if i else 0.0)
+        if product.start > ready + CALLS_US:
+            return (f"Product {i} starts at {product.start:.0f} µs, but its layer has arrived and the product before it "
+                    f"has ended at {ready:.0f} µs.")
+    return ""

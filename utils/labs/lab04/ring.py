@@ -1,0 +1,182 @@
+"""Judge of the ring of N slots: whole calls back to back, and an upload that holds the link for a while."""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import dataclass
+from typing import Any
+
+from ..check import Answer
+from ..device import (
+    CALLS_US,
+    RATIOS,
+    SLACK,
+    WEIGHT_BYTES,
+    WIDTH,
+    Run,
+    Setting,
+    busy_host,
+    passed,
+    refuse,
+    refute_race,
+    run_once,
+)
+from ..values import shown
+from ..verdict import Verdict
+from .data import FLOPS, ROWS, batch, digest_of, expected, pinned
+from .delays import computed_us, lost_time, reference
+
+PUZZLE = "RingOnload"
+TICKS = ("correct", "race-free", "memory", "time")
+ACTIVATION_BYTES = 4 * ROWS * WIDTH
+SPARE_BYTES = 0.55 * WEIGHT_BYTES   # not judged: the matrix library's workspace for one more stream
+HINT = ("(Which slot is written here, and which product read it last? A number of copies and products that counts on "
+        "over all calls tells both.)")
+
+
+@dataclass(frozen=True)
+class Case:
+    """One configuration; ``upload``: how many copies long an unrelated upload behind the first call is."""
+
+    layers: int
+    slots: int
+    calls: int = 3
+    upload: float = 0
+    ratios: tuple[float, ...] = RATIOS
+
+    def __str__(self) -> str:
+        says = f"{self.layers} layer{'s' * (self.layers > 1)}, {self.slots} slot{'s' * (self.slots > 1)}"
+        return says + (", another upload behind call 0" if self.upload else "")
+
+    @property
+    def wanted(self) -> list[Any]:
+        return [expected(call, ROWS, self.layers) for call in range(self.calls)]
+
+    def setting(self, values: bool = True) -> Setting:
+        from ... import simgpu
+
+        return Setting(PUZZLE, self._prepare, lambda result, _: _read(result) if values else None,
+                       simgpu.RTX_5060_LAPTOP, self._use_memory, flops=FLOPS)
+
+    def _prepare(self) -> tuple[tuple[Any, ...], Any]:
+        import torch
+
+        from ... import simgpu
+
+        inputs = [simgpu.name(batch(call).to("cuda"), f"x of call {call}") for call in range(self.calls)]
+        inputs[0] @ inputs[0].T   # the library's workspace is there before memory is counted
+        other = None
+        if self.upload:
+            elements = int(self.upload * WIDTH**2)
+            other = torch.cuda.Stream(), torch.ones(elements).pin_memory(), torch.empty(elements, device="cuda")
+        return (pinned(self.layers), self.slots, inputs, other), None
+
+    def _use_memory(self, _: None) -> None:
+        """Work in memory that is given back at once: whoever gets it next must not write before this is done."""
+        import torch
+
+        scratch = [torch.empty(WIDTH, WIDTH, device="cuda") for _ in range(self.slots)]
+        for block in scratch:
+            block[:1].fill_(-1)
+
+
+CASES = (Case(3, 2), Case(4, 3), Case(24, 5), Case(1, 2), Case(3, 1),
+         Case(8, 4, calls=2, upload=4.5, ratios=(0.5,)))
+
+
+def drive(answer: Answer) -> Answer:
+    """A function that makes the learner's model once and calls it with every input, back to back."""
+    def calls(host: list[Any], slots: int, inputs: list[Any], other: tuple[Any, ...] | None) -> Any:
+        import torch
+
+        model, results = answer(host, slots), []
+        for x in inputs:
+            results.append(model(x))
+            if other and len(results) == 1:
+                stream, source, target = other
+                stream.wait_stream(torch.cuda.current_stream())
+                with torch.cuda.stream(stream):
+                    target.copy_(source, non_blocking=True)
+        return results, model   # which stays alive until the results are read
+    calls.__signature__ = inspect.signature(calls)
+    calls.__wrapped__ = getattr(answer, "__call__", answer)   # whose lines are the learner's
+    return calls
+
+
+def _read(result: Any) -> list[Any]:
+    import torch
+
+    torch.cuda.synchronize()
+    return [digest_of(y) for y in result[0]]
+
+
+def judge_ring_onload(answer: Answer) -> Verdict:
+    """``RingOnload(host_weights, slots)`` is called several times without a wait between the calls."""
+    drawn, most = None, 0
+    for case in CASES:
+        setting = case.setting()
+        runs = [run_once(setting, drive(answer), ratio) for ratio in case.ratios]
+        refute_race(setting, drive(answer), runs, case.wanted, TICKS, lambda given, right: given == right, HINT)
+        _refute_values(case, runs)
+        goals = [_goal(case, ratio) for ratio in case.ratios]
+        for run in runs:
+            _judge_memory(case, run)
+        for run, goal in zip(runs, goals, strict=True):
+            _judge_time(case, run, goal)
+        drawn = drawn or (runs[2], goals[2])
+        most = max(most, runs[0].allocations - goals[0].allocations - case.layers)
+    whys = ("every call, bit for bit", "every order is stated", "no more than the slots and the activations",
+            "as fast as the worked answer, and the host only launches")
+    advice = ["device memory is taken for each layer anew, which costs host time: keep the slots"] if most > 0 else []
+    return passed(PUZZLE, TICKS, whys, *drawn, tried=tried(), advice=advice)
+
+
+def _goal(case: Case, ratio: float) -> Run:
+    return run_once(case.setting(values=False), drive(reference(PUZZLE)), ratio, numerics="shapes")
+
+
+def tried() -> str:
+    """The configurations that were judged."""
+    ratios = ", ".join(f"{ratio:g}" for ratio in RATIOS)
+    plain = "; ".join(str(case) for case in CASES if not case.upload)
+    last = CASES[-1]
+    return (f"{plain}: {CASES[0].calls} calls each, copy/compute {ratios}. {last} that takes the link for "
+            f"{last.upload:g} copies: {last.calls} calls, copy/compute {last.ratios[0]:g}")
+
+
+def _refute_values(case: Case, runs: list[Run]) -> None:
+    for run in runs:
+        if run.value == case.wanted:
+            continue
+        call = next(i for i, right in enumerate(case.wanted) if run.value[i] != right)
+        given = run.value[call]
+        says = f"Every order is stated, but the result of call {call} has checksum {shown(given)} instead of "
+        says += f"{shown(case.wanted[call])}. Which layer is in the slot that each product reads? A copy must not be queued before the product that reads what it overwrites."
+        if given == "nan":
+            says = f"The result of call {call} holds memory that nothing has written. Was each slot loaded?"
+        elif isinstance(given, str):
+            says = f"Call {call} returned {given}. Return the product with all layers, a tensor on the GPU."
+        raise refuse(PUZZLE, TICKS, "correct", f"call {call}, {case}, copy/compute {run.ratio:g}", says, run.trace)
+
+
+def _judge_time(case: Case, run: Run, goal: Run) -> None:
+    if busy := busy_host(run, goal, case.calls):
+        raise refuse(PUZZLE, TICKS, "time", f"the host does not only launch, {case}", f"Correct, but {busy}", run.trace,
+                     goal)
+    took, target = computed_us(run), computed_us(goal)
+    if took <= target * SLACK + CALLS_US:
+        return
+    why = lost_time(run, case.layers, case.slots, [WEIGHT_BYTES] * case.layers, case.calls)
+    raise refuse(PUZZLE, TICKS, "time", f"{took:.0f} µs, {case}, copy/compute {run.ratio:g}",
+                 f"Correct, but {took:.0f} µs for {case.calls} calls instead of {target:.0f}. {why}", run.trace, goal)
+
+
+def _judge_memory(case: Case, run: Run) -> None:
+    budget = case.slots * WEIGHT_BYTES + (case.calls + 1) * ACTIVATION_BYTES
+    if run.peak_bytes <= budget + SPARE_BYTES:
+        return
+    more = round((run.peak_bytes - budget) / WEIGHT_BYTES) or 1
+    raise refuse(PUZZLE, TICKS, "memory", f"{run.peak_bytes >> 10} KiB at the peak, {case}",
+                 f"Correct, but {run.peak_bytes >> 10} KiB instead of {budget >> 10}: as much as {more} more "
+                 f"slot{'s' * (more > 1)} of {WEIGHT_BYTES >> 10} KiB. The memory of layers is {case.slots} "
+                 f"slot{'s' * (case.slots > 1)}, taken once, and what is on the GPU for a layer goes there.", run.trace)

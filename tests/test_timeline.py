@@ -408,3 +408,11 @@ def test_bars_that_touch_up_to_rounding_share_a_row():
     stop = np.append(begin[1:] + 1e-13, 120.0)
     assert stack_rows(np.zeros(3, dtype=np.int64), begin, stop).tolist() == [0, 0, 0]
     assert stack_rows(np.zeros(3, dtype=np.int64), begin, stop + 0.01).tolist() == [0, 1, 0]
+
+
+def test_outlined_rows_of_a_trace_are_named_and_are_no_critical_path():
+    picture = timeline(trace_of(("copy", "h2d", "h2d", 7, 0.0, 5.0), ("gemm", "kernel", "compute", 8, 5.0, 4.0)),
+                       critical=[1])
+    assert "outlined: gemm" in picture.text and "critical path" not in picture.text
+    legend = [text.get_text() for text in picture.figure.legends[0].get_texts()]
+    assert "outlined" in legend and "critical path" not in legend

@@ -157,7 +157,9 @@ class Stage:
         handles = [Patch(facecolor=KINDS[code].colour, edgecolor=INK, linewidth=0.7, hatch=KINDS[code].hatch or None,
                          label=KINDS[code].word) for code in _codes(scene)]
         if _has_critical(scene):
-            handles.append(Patch(facecolor="none", edgecolor=CRITICAL, linewidth=2.2, label="critical path"))
+            paths = any(panel.path for panel in scene.panels) or scene.graph
+            handles.append(Patch(facecolor="none", edgecolor=CRITICAL, linewidth=2.2,
+                                 label="critical path" if paths else "outlined"))
         if any(starts.size for panel in scene.panels for starts, _ in panel.gaps.values()):
             handles.append(Patch(facecolor=GAP, edgecolor="none", label="idle"))
         if any(collapse(panel, self._window, self._scale.pixels)[1].share.size for panel in scene.panels):

@@ -71,6 +71,8 @@ def timeline_text(panels: list[Panel], window: tuple[float, float], title: str) 
         lines += ["", *table_lines(panel, unit, factor, gutter, len(panels) > 1)]
         if panel.path:
             lines += wrapped(f"critical path: {' > '.join(panel.path)}")
+        elif panel.critical.any():
+            lines += wrapped(f"outlined: {', '.join(panel.label(int(i)) for i in panel.critical.nonzero()[0])}")
     return "\n".join(line.rstrip() for line in lines)
 
 

@@ -58,6 +58,11 @@ def pinned(layers: int) -> list[Any]:
     return [simgpu.name(layer(i).clone().pin_memory(), f"host_weights[{i}]") for i in range(layers)]
 
 
+def same(given: Any, wanted: Any) -> bool:
+    """Whether a tensor still holds what the host put there."""
+    return given.shape == wanted.shape and bool((given.cpu() == wanted).all())
+
+
 def changed(given: Sequence[Any], layers: int) -> bool:
     """Whether pinned copies no longer hold the layers they were made of."""
     return any(not bool((weight == layer(i)).all()) for i, weight in zip(range(layers), given, strict=True))

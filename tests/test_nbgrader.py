@@ -22,6 +22,8 @@ POINTS = {
                          "check_double_buffer_graph": 3},
     "02_streams_and_events": {"check_load_while_computing": 2, "check_add_two": 2, "check_sums_per_step": 2,
                               "check_fetch": 2, "check_save_all": 3, "check_explain_gaps": 2},
+    "03_serial_mlp": {"check_measure_ms": 2, "check_peak_mib": 2, "check_break_even_rows": 1,
+                      "check_serial_onload": 2},
 }
 
 

@@ -55,7 +55,8 @@ def lost_time(run: Run, layers: int, slots: int, sizes: list[int], calls: int = 
     if len(copies) > calls * layers + slots:
         return f"{len(copies)} copies where {calls * layers} are enough: every layer is needed once per call."
     if len(products) != calls * layers or len(copies) < calls * layers:
-        return f"Instead of one copy and one product per layer there are {len(copies)} copies and {len(products)} kernels."
+        return (f"Instead of one copy and one product per layer there are {len(copies)} copies and {len(products)} "
+                "kernels.")
     moved, enough = sum(uploads[place].bytes for place in copies), calls * sum(sizes)
     if len(copies) == calls * layers and moved > enough:
         return f"{moved >> 10} KiB are copied where {enough >> 10} are enough: copy what a layer has, not a whole slot."
@@ -78,8 +79,8 @@ def _late_copy(copies: list[Span], link_free: list[float], products: list[Span],
         says += (f"The link is free from {free:.0f} µs on, and so is one of the {slots} slots"
                  + (f", since product {i - slots} ended at {read:.0f} µs." if i >= slots else "."))
         if i >= layers and i % layers == 0:
-            says += (" This is the first copy of a call. Does the number of its slot count on from the call before, and "
-                     "does it wait for that slot alone?")
+            says += (" This is the first copy of a call. Does the number of its slot count on from the call before, "
+                     "and does it wait for that slot alone?")
         return says
     return ""
 
@@ -88,6 +89,6 @@ def _late_product(copies: list[Span], products: list[Span]) -> str:
     for i, product in enumerate(products):
         ready = max(copies[i].end, products[i - 1].end if i else 0.0)
         if product.start > ready + CALLS_US:
-            return (f"Product {i} starts at {product.start:.0f} µs, but its layer has arrived and the product before it "
-                    f"has ended at {ready:.0f} µs.")
+            return (f"Product {i} starts at {product.start:.0f} µs, but its layer has arrived and the product before "
+                    f"it has ended at {ready:.0f} µs.")
     return ""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from ..check import Answer
@@ -46,16 +47,17 @@ class Case:
 
     def __str__(self) -> str:
         says = f"{self.layers} layer{'s' * (self.layers > 1)}, {self.slots} slot{'s' * (self.slots > 1)}"
-        return says + (", another upload behind call 0" if self.upload else "")
+        return says + (f", behind call 0 another upload as long as {self.upload:g} copies" if self.upload else "")
 
     @property
     def wanted(self) -> list[Any]:
-        return [expected(call, ROWS, self.layers) for call in range(self.calls)]
+        """The digest of each call's result, and of each input as it was."""
+        return [expected(call, ROWS, layers) for layers in (self.layers, 0) for call in range(self.calls)]
 
     def setting(self, values: bool = True) -> Setting:
         from ... import simgpu
 
-        return Setting(PUZZLE, self._prepare, lambda result, _: _read(result) if values else None,
+        return Setting(PUZZLE, self._prepare, lambda result, inputs: _read(result, inputs) if values else None,
                        simgpu.RTX_5060_LAPTOP, self._use_memory, flops=FLOPS)
 
     def _prepare(self) -> tuple[tuple[Any, ...], Any]:
@@ -69,9 +71,9 @@ class Case:
         if self.upload:
             elements = int(self.upload * WIDTH**2)
             other = torch.cuda.Stream(), torch.ones(elements).pin_memory(), torch.empty(elements, device="cuda")
-        return (pinned(self.layers), self.slots, inputs, other), None
+        return (pinned(self.layers), self.slots, list(inputs), other), inputs
 
-    def _use_memory(self, _: None) -> None:
+    def _use_memory(self, _: Any) -> None:
         """Work in memory that is given back at once: whoever gets it next must not write before this is done."""
         import torch
 
@@ -80,7 +82,7 @@ class Case:
             block[:1].fill_(-1)
 
 
-CASES = (Case(3, 2), Case(4, 3), Case(24, 5), Case(1, 2), Case(3, 1),
+CASES = (Case(3, 2), Case(4, 3), Case(24, 5, ratios=(0.5, 2.0)), Case(1, 2), Case(3, 1),
          Case(8, 4, calls=2, upload=4.5, ratios=(0.5,)))
 
 
@@ -99,15 +101,15 @@ def drive(answer: Answer) -> Answer:
                     target.copy_(source, non_blocking=True)
         return results, model   # which stays alive until the results are read
     calls.__signature__ = inspect.signature(calls)
-    calls.__wrapped__ = getattr(answer, "__call__", answer)   # whose lines are the learner's
+    calls.__wrapped__ = answer.__call__ if isinstance(answer, type) else answer   # whose lines are the learner's
     return calls
 
 
-def _read(result: Any) -> list[Any]:
+def _read(result: Any, inputs: list[Any]) -> list[Any]:
     import torch
 
     torch.cuda.synchronize()
-    return [digest_of(y) for y in result[0]]
+    return [digest_of(tensor) for tensor in (*result[0], *inputs)]
 
 
 def judge_ring_onload(answer: Answer) -> Verdict:
@@ -123,7 +125,7 @@ def judge_ring_onload(answer: Answer) -> Verdict:
             _judge_memory(case, run)
         for run, goal in zip(runs, goals, strict=True):
             _judge_time(case, run, goal)
-        drawn = drawn or (runs[2], goals[2])
+        drawn = drawn or (runs[2], goals[2])   # copy/compute 1
         most = max(most, runs[0].allocations - goals[0].allocations - case.layers)
     whys = ("every call, bit for bit", "every order is stated", "no more than the slots and the activations",
             "as fast as the worked answer, and the host only launches")
@@ -131,28 +133,33 @@ def judge_ring_onload(answer: Answer) -> Verdict:
     return passed(PUZZLE, TICKS, whys, *drawn, tried=tried(), advice=advice)
 
 
+@lru_cache(maxsize=64)
 def _goal(case: Case, ratio: float) -> Run:
     return run_once(case.setting(values=False), drive(reference(PUZZLE)), ratio, numerics="shapes")
 
 
 def tried() -> str:
     """The configurations that were judged."""
-    ratios = ", ".join(f"{ratio:g}" for ratio in RATIOS)
-    plain = "; ".join(str(case) for case in CASES if not case.upload)
-    last = CASES[-1]
-    return (f"{plain}: {CASES[0].calls} calls each, copy/compute {ratios}. {last} that takes the link for "
-            f"{last.upload:g} copies: {last.calls} calls, copy/compute {last.ratios[0]:g}")
+    texts = [f"{case}, {case.calls} calls, copy/compute {', '.join(f'{ratio:g}' for ratio in case.ratios)}"
+             for case in CASES]
+    return "; ".join(texts)
 
 
 def _refute_values(case: Case, runs: list[Run]) -> None:
     for run in runs:
-        if run.value == case.wanted:
+        wrong = [place for place, right in enumerate(case.wanted) if run.value[place] != right]
+        if not wrong:
             continue
-        call = next(i for i, right in enumerate(case.wanted) if run.value[i] != right)
-        given = run.value[call]
-        says = f"Every order is stated, but the result of call {call} has checksum {shown(given)} instead of "
-        says += f"{shown(case.wanted[call])}. Which layer is in the slot that each product reads? A copy must not be queued before the product that reads what it overwrites."
-        if given == "nan":
+        call = wrong[0] % case.calls
+        given = run.value[wrong[0]]
+        says = (f"Every order is stated, but the result of call {call} has checksum {shown(given)} instead of "
+                f"{shown(case.wanted[call])}. Which layer is in the slot that each product reads? A copy must not be "
+                "queued before the product that reads what it overwrites.")
+        if wrong[0] >= case.calls:
+            says = f"x of call {call} was changed. It belongs to the caller: make a new tensor instead."
+        elif given in case.wanted[call + 1 : case.calls]:
+            says = f"The result of call {call} is now that of a later call: its memory was used again."
+        elif given == "nan":
             says = f"The result of call {call} holds memory that nothing has written. Was each slot loaded?"
         elif isinstance(given, str):
             says = f"Call {call} returned {given}. Return the product with all layers, a tensor on the GPU."

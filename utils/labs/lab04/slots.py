@@ -110,9 +110,9 @@ def _why(case: Case, slots: int, right: int, layers: int) -> str:
                        if slots == layers else "")
     late = next(i for i in range(layers)
                 if mine.runs[f"copy {i}"].start > best.runs[f"copy {i}"].start)
-    return (f"With {_slots(slots)} the call takes {mine.makespan} µs, with {right} only {best.makespan}: copy {late} waits "
-            f"until product {late - slots} has left its slot at {mine.runs[f'copy {late}'].start} µs, and with {right} "
-            f"it starts at {best.runs[f'copy {late}'].start}.")
+    return (f"With {_slots(slots)} the call takes {mine.makespan} µs, with {right} only {best.makespan}: copy {late} "
+            f"waits until product {late - slots} has left its slot at {mine.runs[f'copy {late}'].start} µs, and with "
+            f"{right} it starts at {best.runs[f'copy {late}'].start}.")
 
 
 def _slots(count: float) -> str:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
+from itertools import pairwise
 from typing import Any
 
 from ..check import Answer, Refused
@@ -33,7 +34,7 @@ class Case:
 
     @property
     def shapes(self) -> list[tuple[int, int]]:
-        return list(zip(self.widths, self.widths[1:]))   # noqa: B905 - pairs of neighbours
+        return list(pairwise(self.widths))
 
     @property
     def sizes(self) -> list[int]:
@@ -43,7 +44,7 @@ class Case:
     def budget(self) -> int:
         """Two of the largest layer, and the two largest activations that live at the same time."""
         activations = [4 * ROWS * width for width in (*self.widths[1:], 0)]
-        return SLOTS * max(self.sizes) + max(map(sum, zip(activations, activations[1:])))   # noqa: B905
+        return SLOTS * max(self.sizes) + max(map(sum, pairwise(activations)))
 
     @cached_property
     def weights(self) -> list[Any]:
@@ -124,7 +125,7 @@ def judge_unequal(answer: Answer) -> Verdict:
         runs = [_run(case, answer, ratio) for ratio in RATIOS]
         refute_race(case.setting(), answer, runs, case.wanted, TICKS, lambda given, right: given == right, HINT)
         _refute_values(case, runs)
-        goals = [run_once(case.setting(values=False), reference(PUZZLE), ratio, "shapes") for ratio in RATIOS]
+        goals = [_goal(case, ratio) for ratio in RATIOS]
         for run in runs:
             _judge_memory(case, run)
         for run, goal in zip(runs, goals, strict=True):
@@ -136,6 +137,11 @@ def judge_unequal(answer: Answer) -> Verdict:
     advice = ["device memory is taken for each layer anew, which costs host time: keep two slots"] if most > 0 else []
     tried = f"widths {'; '.join(map(str, CASES))}; each with copy/compute {', '.join(f'{r:g}' for r in RATIOS)}"
     return passed(PUZZLE, TICKS, whys, *drawn, tried=tried, advice=advice)
+
+
+@lru_cache(maxsize=64)
+def _goal(case: Case, ratio: float) -> Run:
+    return run_once(case.setting(values=False), reference(PUZZLE), ratio, "shapes")
 
 
 def _run(case: Case, answer: Answer, ratio: float) -> Run:
@@ -169,15 +175,15 @@ def _judge_memory(case: Case, run: Run) -> None:
     more = (run.peak_bytes - case.budget) / max(case.sizes)
     layer = max(case.shapes, key=lambda shape: shape[0] * shape[1])
     raise refuse(PUZZLE, TICKS, "memory", f"{run.peak_bytes >> 10} KiB at the peak, widths {case}",
-                 f"Correct, but {run.peak_bytes >> 10} KiB instead of {case.budget >> 10}: {more:.1f} times the largest "
-                 f"layer ({layer[0]} x {layer[1]}, {max(case.sizes) >> 10} KiB) more than two slots of its size and "
-                 "two activations. A slot has as many elements as the largest layer, not the most rows times the most "
-                 "columns; and memory that is taken per layer comes back only when the host sees that it is free."
+                 f"Correct, but {run.peak_bytes >> 10} KiB instead of {case.budget >> 10}: {more:.1f} times the "
+                 f"largest layer ({layer[0]} x {layer[1]}, {max(case.sizes) >> 10} KiB) more than two slots of its "
+                 "size and two activations. A slot has as many elements as the largest layer, not the most rows times the "
+                 "most columns; and memory that is taken per layer comes back only when the host sees that it is free."
                  + (STAGED if _is_staged(run) else ""), run.trace)
 
 
-STAGED = (" Here a copy also goes through a block of its own, because its target is not contiguous: slot[:rows, :columns] "
-          "is not, slot[:rows * columns].view(rows, columns) is.")
+STAGED = (" Here a copy also goes through a block of its own, because its target is not contiguous: slot[:rows, "
+          ":columns] is not, slot[:rows * columns].view(rows, columns) is.")
 
 
 def _is_staged(run: Run) -> bool:

@@ -1,0 +1,79 @@
+"""What a result of onload.py says about the limits that the models of lesson 04 are held to."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from benchmarks.onload_programs import (
+    ACCELERATE,
+    GROUP,
+    GROUP_RECORD,
+    PLAIN,
+    PUBLISHED,
+    RESIDENT,
+    RING,
+    RING_3,
+    STREAMED,
+)
+from benchmarks.onload_windows import BACK_TO_BACK, SYNCHRONIZE, lower_end, upper_end
+
+OVER_BOUND, OVER_BOUND_NEAR, OVER_PEER, KEPT = 1.005, 1.02, 1.005, 0.996
+NEAR = 0.10                     # copy and compute this close: both sides compete for power and memory
+KEPT_FROM_BATCH = 16384
+OURS = (PLAIN, RING, RING_3, STREAMED)
+
+
+def targets(result: dict[str, Any]) -> list[dict[str, Any]]:
+    """One entry per limit: what, which value was found, whether it is met."""
+    found = []
+    for row in result.get("mlp", ()):
+        found += of_batch(row)
+    if "memory" in result:
+        found += of_memory(result["memory"])
+    if "equality" in result:
+        found += of_equality(result["equality"])
+    return found
+
+
+def entry(target: str, found: Any, met: bool) -> dict[str, Any]:
+    return {"target": target, "found": found, "met": bool(met)}
+
+
+def of_batch(row: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    batch, programs = row["batch"], row["programs"]
+    copy, compute = (programs[name][BACK_TO_BACK]["ms"]["median"] for name in ("copies alone", RESIDENT))
+    limit = OVER_BOUND_NEAR if abs(copy / compute - 1) <= NEAR else OVER_BOUND
+    for way in (BACK_TO_BACK, SYNCHRONIZE):
+        ours, where = programs[RING][way], f"batch {batch}, {way}"
+        yield entry(f"{where}: time over max(copy, compute) at most {limit}", ours["over_bound"],
+                    upper_end(ours["over_bound"]) <= limit)
+        for peer in (GROUP, GROUP_RECORD, ACCELERATE):
+            if (against := ours.get(f"over {peer}")) is not None:
+                yield entry(f"{where}: time over that of {peer} at most {OVER_PEER}", against,
+                            upper_end(against) <= OVER_PEER)
+        if batch >= KEPT_FROM_BATCH:
+            kept = ours["resident_over_this"]
+            yield entry(f"{where}: share of resident's speed at least {KEPT}", kept, lower_end(kept) >= KEPT)
+    wrong = sum(sum(row["wrong_calls"]) for name in programs if name in OURS for row in programs[name].values())
+    yield entry(f"batch {batch}: calls of ours that differ from resident in any bit, none", wrong, wrong == 0)
+
+
+def of_memory(memory: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    resident = memory["programs"][RESIDENT]["per_call"]
+    for name in (PLAIN, RING, STREAMED):
+        row = memory["programs"][name]
+        yield entry(f"{name}: weights on the GPU at most 2 layers", row["peak_beyond_activations_layers"],
+                    row["peak_beyond_activations_layers"] <= 2)
+        yield entry(f"{name}: allocations per call those of resident", row["per_call"], row["per_call"] == resident)
+
+
+def of_equality(rows: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    for name in dict.fromkeys(row["program"] for row in rows):
+        if name == PUBLISHED:
+            continue
+        mine = [row for row in rows if row["program"] == name]
+        wrong = sum(row["wrong_calls"] for row in mine)
+        layers, batches = (", ".join(map(str, sorted({row[key] for row in mine}))) for key in ("layers", "batch"))
+        yield entry(f"{name}: wrong in none of {mine[0]['calls']} calls back to back, layers {layers}, batch {batches}",
+                    wrong, wrong == 0)

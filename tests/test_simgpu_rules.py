@@ -197,3 +197,19 @@ def test_event_times(gpu):
     assert start.elapsed_time(end) == pytest.approx(2, abs=0.05)
     with pytest.raises(ValueError, match="enable_timing=True"):
         torch.cuda.Event().elapsed_time(end)
+
+
+@pytest.mark.parametrize("look", ["trace", "graph"])
+def test_work_after_a_look_comes_after_all_that_the_look_ran(gpu, look):
+    """A trace or a graph runs what is queued while the host stands still; what follows must not run in the past."""
+    x = torch.ones(2048, 2048, device="cuda")
+    for _ in range(3):
+        x @ x
+        getattr(gpu, look)()
+    torch.cuda.synchronize()
+    spans = gpu.trace().columns
+    starts, lengths = ([round(us * 1000) for us in spans[key]] for key in ("start_us", "duration_us"))
+    products = [(start, start + length) for name, start, length in zip(spans["name"], starts, lengths, strict=True)
+                if name == "mm"]
+    assert len(products) == 3 and products[0][1] <= products[1][0] and products[1][1] <= products[2][0]
+    assert round(simgpu.clock() * 1000) >= products[-1][1]

@@ -151,7 +151,7 @@ class Machine(Host, Compute):
         if self.keep == "all":
             op.after = tuple(before)
         if not op.unmet:
-            heappush(self.heap, (op.launch, 1, op.serial, op, 0))
+            heappush(self.heap, (max(op.launch, self.now), 1, op.serial, op, 0))   # now: a flush runs ahead of the host
 
     def _wait_for_room(self, queue: Queue) -> None:
         """The launch queue is full: the host waits until the oldest launch is done."""

@@ -89,6 +89,17 @@ def _late_product(copies: list[Span], products: list[Span]) -> str:
     for i, product in enumerate(products):
         ready = max(copies[i].end, products[i - 1].end if i else 0.0)
         if product.start > ready + CALLS_US:
-            return (f"Product {i} starts at {product.start:.0f} µs, but its layer has arrived and the product before "
-                    f"it has ended at {ready:.0f} µs.")
+            for_copy = next((j for j, copy in enumerate(copies) if abs(copy.end - product.start) < CALLS_US), None)
+            says = f"Product {i} starts at {product.start:.0f} µs"
+            says += f", when copy {for_copy} has ended" if for_copy is not None else ""
+            before = " and the product before it has ended" if i else ""
+            return f"{says}. But its own layer has arrived{before} at {ready:.0f} µs."
     return ""
+
+
+def from_pageable(run: Run) -> str:
+    """What to say behind a wait of the host, if it copied from pageable memory."""
+    if not any("(pageable)" in name for name in run.trace.columns["name"]):
+        return ""
+    return (" A copy from pageable memory is never asynchronous: the weights that you are given are pinned, copies of "
+            "them on the host are not.")

@@ -99,8 +99,8 @@ def _judge_time(edge: Edge, program: Program) -> None:
         mine, best = _starts(found), _starts(goal)
         late = next(name for name in sorted(mine, key=mine.__getitem__) if mine[name] > best[name] + CALLS_US / 2)
         says = (f"Clean, but with copy/compute {ratio:g} it takes {found.done_us:.0f} µs instead of "
-                f"{goal.done_us:.0f}: {late} starts at {mine[late]:.0f} µs instead of {best[late]:.0f}. It waits for more "
-                "than the operation that races with it.")
+                f"{goal.done_us:.0f}: {late} starts at {mine[late]:.0f} µs instead of {best[late]:.0f}. It waits "
+                "for more than the operation that races with it.")
         drawn = timeline(found.trace, title=f"program {program.name} with your edge", lanes=ENGINES)
         raise _refuse("time", f"{program.name}: {edge[0]} → {edge[1]}", says, drawn)
 

@@ -13,7 +13,7 @@ from ..lab02.data import digest
 from ..values import shown
 from ..verdict import Verdict
 from .data import FLOPS, ROWS, kind_of
-from .delays import lost_time, reference
+from .delays import from_pageable, lost_time, reference
 
 PUZZLE = "unequal"
 TICKS = ("correct", "race-free", "memory", "time")
@@ -163,7 +163,8 @@ def _refute_values(case: Case, runs: list[Run]) -> None:
                 f"{shown(case.wanted)}. Is each layer read as it was written: from the same place, with the same "
                 "shape, and before the next one is put there?")
         if run.value == "nan":
-            says = "The result holds memory that nothing has written: a view reaches beyond the layer in the slot."
+            says = ("The result holds memory that nothing has written. Is every layer copied, whole, to where it is "
+                    "read?")
         elif isinstance(run.value, str):
             says = f"That is {run.value}. Return the product with all layers, on the GPU, and leave x as it was."
         raise refuse(PUZZLE, TICKS, "correct", f"widths {case}, copy/compute {run.ratio:g}", says, run.trace)
@@ -177,8 +178,9 @@ def _judge_memory(case: Case, run: Run) -> None:
     raise refuse(PUZZLE, TICKS, "memory", f"{run.peak_bytes >> 10} KiB at the peak, widths {case}",
                  f"Correct, but {run.peak_bytes >> 10} KiB instead of {case.budget >> 10}: {more:.1f} times the "
                  f"largest layer ({layer[0]} x {layer[1]}, {max(case.sizes) >> 10} KiB) more than two slots of its "
-                 "size and two activations. A slot has as many elements as the largest layer, not the most rows times the "
-                 "most columns; and memory that is taken per layer comes back only when the host sees that it is free."
+                 "size and two activations. A slot has as many elements as the largest layer, not the most rows times "
+                 "the most columns; and memory that is taken per layer comes back only when the host sees that it is "
+                 "free."
                  + (STAGED if _is_staged(run) else ""), run.trace)
 
 
@@ -195,7 +197,7 @@ def _is_staged(run: Run) -> bool:
 def _judge_time(case: Case, run: Run, goal: Run) -> None:
     if busy := busy_host(run, goal):
         raise refuse(PUZZLE, TICKS, "time", f"the host does not only launch, widths {case}",
-                     f"Correct, but {busy}", run.trace, goal)
+                     f"Correct, but {busy}{from_pageable(run)}", run.trace, goal)
     if run.done_us <= goal.done_us * SLACK + SLACK_US:
         return
     why = lost_time(run, len(case.sizes), SLOTS, case.sizes)

@@ -131,6 +131,19 @@ def span_of_a_trace(model, x):
     return float((spans.start_us + spans.duration_us).max() - spans.start_us.min()) / 1000
 
 
+def traced_cold(model, x):   # record() calls it twice, which is enough for one call of set-up only
+    spans = record_trace(lambda: model(x)).spans
+    spans = spans[spans.kind.isin(["kernel", "h2d"])]
+    return float((spans.start_us + spans.duration_us).max() - spans.start_us.min()) / 1000
+
+
+def by_difference(model, x):
+    for _ in range(3):
+        model(x)
+    long, short = (timed(0, calls, result=lambda ms, _: ms)(model, x) for calls in (10, 2))
+    return (long - short) / 8
+
+
 def on_a_stream_of_its_own(joined):
     def answer(model, x):
         stream = cuda.Stream()
@@ -430,6 +443,34 @@ def halves(buffer, weight):
     buffer[middle:].copy_(weight[middle:], non_blocking=True)
 
 
+def one_half_while_the_other_is_used(x, host_weights, buffer):   # faster, with the same memory
+    copying, middle = cuda.Stream(), len(buffer) // 2
+    free = cuda.Event(), cuda.Event()
+    parts = slice(None, middle), slice(middle, None)
+    for event in free:
+        event.record()
+    for weight in host_weights:
+        y = None
+        for part, event in zip(parts, free, strict=True):
+            copying.wait_event(event)
+            with cuda.stream(copying):
+                buffer[part].copy_(weight[part], non_blocking=True)
+                copied = copying.record_event()
+            HERE().wait_event(copied)
+            y = y.addmm_(x[:, part], buffer[part]) if part is parts[1] else x[:, part] @ buffer[part]
+            event.record()
+        x = y
+    return x
+
+
+def copy_behind_the_product(x, host_weights, buffer):
+    buffer.copy_(host_weights[0], non_blocking=True)
+    for weight in host_weights[1:]:
+        x = x @ buffer
+        buffer.copy_(weight, non_blocking=True)
+    return x @ buffer
+
+
 def two_activations(x, host_weights, buffer):
     outs = torch.empty_like(x), torch.empty_like(x)
     for i, weight in enumerate(host_weights):
@@ -504,7 +545,7 @@ def left_current(x, host_weights, buffer):
 WRONG = {
     "measure_ms": [
         (timed(warm_up=0), "still did set-up"),
-        (timed(warm_up=0, calls=1), "between your events there is call 1,"),
+        (timed(warm_up=0, calls=1), "your events enclose call 1,"),
         (timed(warm_up=1), "Calls 1 to 3 of this model still did set-up"),
         (timed(early=True), "still did set-up"),
         (timed(early=True, result=lambda ms, calls: ms / (calls + 3)), "still did set-up"),
@@ -522,7 +563,7 @@ WRONG = {
         (timed(result=lambda ms, calls: ms / calls * 1000), "not microseconds"),
         (timed(result=lambda ms, calls: 0), "but you returned 0"),
         (timed(inside=lambda: simgpu.host_work(50_000)), "there is more between them than calls"),
-        (timed(calls=0, result=lambda ms, calls: ms), "between your events there is no call"),
+        (timed(calls=0, result=lambda ms, calls: ms), "your events enclose no call"),
         (pairs(statistics.mean), "still did set-up"),
         (pairs(max), "still did set-up"),
         (pairs(lambda times: times[0]), "still did set-up"),
@@ -531,6 +572,9 @@ WRONG = {
         (launches_only, "is what time says: real time"),
         (by_clock(lambda: simgpu.clock() / 1000), "No elapsed_time() of two events was read"),
         (kernels_summed, "200 small kernels"),
+        (traced_cold, "calls 1 to 3 of this one still did set-up: warm up first"),
+        (timed(first=lambda event: (cuda._sleep(5_000_000), event.record())), "without the gaps that a call has"),
+        (lambda model, x: torch.tensor(SOLUTION.measure_ms(model, x)), "Return one number"),
         (on_a_stream_of_its_own(joined=False), "Call it on the current stream"),
         (leaves_a_stream_current, "Leave the current stream as it was"),
         (lambda model, x: 3.0, "without calling the model once"),
@@ -596,7 +640,7 @@ WRONG = {
         (a_tensor_for_each_layer, ".to() and .cuda() make a new tensor"),
         (all_resident, ".to() and .cuda() make a new tensor"),
         (through_data, ".to() and .cuda() make a new tensor"),
-        (double_buffer, "that is lesson 04, and costs a block more"),
+        (double_buffer, "Lesson 04 does so with a second buffer"),
         (all_activations, "or old activations?"),
         (through_a_staging_tensor, "5 copies on the GPU instead of 0"),
         (aside(copied=False), "RAW: mm"),
@@ -670,6 +714,8 @@ RIGHT = [
     ("measure_ms", pairs(lambda times: statistics.mean(times[3:]))),
     ("measure_ms", by_clock(lambda: simgpu.clock() / 1000, cuda_wait := lambda: torch.cuda.synchronize(), cuda_wait)),
     ("measure_ms", span_of_a_trace),
+    ("measure_ms", by_difference),
+    ("measure_ms", timed(inside=lambda: torch.cuda.synchronize())),
     ("measure_ms", on_a_stream_of_its_own(joined=True)),
     ("measure_ms", until_it_stays_the_same),
     ("peak_mib", by_memory_stats),
@@ -686,6 +732,8 @@ RIGHT = [
     ("serial_onload", all_aside),
     ("serial_onload", two_activations),
     ("serial_onload", onloaded(copy=halves)),
+    ("serial_onload", one_half_while_the_other_is_used),
+    ("serial_onload", copy_behind_the_product),
     ("serial_onload", onloaded(product=lambda x, buffer: torch.nn.functional.linear(x, buffer.T))),
     ("serial_onload", torch.inference_mode()(SOLUTION.serial_onload)),
 ]
@@ -699,6 +747,16 @@ def test_right_answer_written_otherwise_passes(puzzle, answer):
 
 def test_more_streams_than_needed_are_advice():
     assert any("one stream is enough" in line for line in judged("serial_onload", aside()).advice)
+    assert not judged("serial_onload", one_half_while_the_other_is_used).advice
+
+
+def test_pinning_again_is_advice():
+    answer = onloaded(copy=lambda buffer, weight: buffer.copy_(weight, non_blocking=True))
+
+    def pins(x, host_weights, buffer):
+        return answer(x, [weight.pin_memory() for weight in host_weights], buffer)
+    verdict = judged("serial_onload", pins)
+    assert verdict.passed and "pinned already" in verdict.advice[0]
 
 
 def test_the_target_of_serial_onload_is_every_copy_and_every_product():

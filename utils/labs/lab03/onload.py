@@ -23,6 +23,7 @@ from ..device import (
 from ..lab02.data import counting, digest, digest_on_gpu, permutation
 from ..values import shown
 from ..verdict import Verdict
+from .watch import names_in
 
 OLD = 9                  # seed of what buffer holds before
 LAYERS = (5, 1, 2, 24)   # the first one, which shows a race between one layer and the next, at every ratio
@@ -54,7 +55,7 @@ def judge_serial_onload(answer: Answer) -> Verdict:
         last = last or (runs[2], goals[2])
     whys = ("bit for bit", "every order is stated", "copies and products; the host only launches",
             "no weights beyond the buffer")
-    return passed("serial_onload", TICKS, whys, *last, advice=_spare_streams(last[0]), tried=tried())
+    return passed("serial_onload", TICKS, whys, *last, advice=_advice(answer, *last), tried=tried())
 
 
 def tried() -> str:
@@ -219,16 +220,21 @@ def _judge_memory(run: Run, goal: Run, layers: int, filled: bool) -> None:
         says += (".to() and .cuda() make a new tensor for the weights, while `buffer` lies unused. Copy into it: "
                  "buffer.copy_(weight, non_blocking=True).")
     elif run.done_us < goal.done_us / SLACK:
-        says += ("A second place for weights makes it faster: that is lesson 04, and costs a block more. Here there is "
-                 "one buffer.")
+        says += ("With that it is faster than the target. Lesson 04 does so with a second buffer; here there is one, "
+                 "and activations are all that may be added.")
     else:
         says += "Which tensors of that size are alive at the same time: weights beyond `buffer`, or old activations?"
     raise refuse("serial_onload", TICKS, "memory", f"{blocks:.3g} blocks instead of {target:g}, {words(layers)}",
                  says, run.trace, goal)
 
 
-def _spare_streams(run: Run) -> list[str]:
-    """Advice when more streams were used than are needed."""
-    spans = run.trace.columns
+def _advice(answer: Answer, run: Run, goal: Run) -> list[str]:
+    """What could be simpler, for an answer with nothing wrong."""
+    spans, advice = run.trace.columns, []
     used = {stream for stream, kind in zip(spans["stream"], spans["kind"], strict=True) if kind in ("h2d", "kernel")}
-    return ["one stream is enough: its order is the order that a copy and a product need here"] if len(used) > 1 else []
+    if len(used) > 1 and run.done_us > goal.done_us / SLACK:
+        advice.append("one stream is enough: its order is the order that a copy and a product need here")
+    if "pin_memory" in names_in(answer):
+        advice.append("host_weights are pinned already. Pinning memory takes the host a long time, which the simulated "
+                      "device does not count")
+    return advice

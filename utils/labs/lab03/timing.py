@@ -185,12 +185,11 @@ def explain(given: Any, wanted: float, watch: EventWatch, model: Model, names: s
     """Why a time is wrong, in words, from the events that were read and the calls between them."""
     if number(given) is None:
         return f"it returned {shown(given)}. Return one number, the milliseconds of a call."
-    calls = len(model.streams)
-    if not calls:
+    if not model.streams:
         return f"it returned {given:.4g} without calling the model once."
     intervals = [found for found in watch.intervals if found.end is not found.start]
     if not intervals:
-        return _without_events(given, wanted, calls, names)
+        return _without_events(given, wanted, model, names)
     used = set(model.streams)
     if odd := next((found for found in intervals if {found.start.stream, found.end.stream} - used), None):
         which = "first" if odd.start.stream not in used else "second"
@@ -199,7 +198,7 @@ def explain(given: Any, wanted: float, watch: EventWatch, model: Model, names: s
     return _between_events(given, wanted, intervals, model)
 
 
-def _without_events(given: float, wanted: float, calls: int, names: set[str]) -> str:
+def _without_events(given: float, wanted: float, model: Model, names: set[str]) -> str:
     if clock := next((name for name in CLOCKS if name in names), None):
         return (f"{given:.4g} ms is what {clock} says: real time, in which this computer launched and worked out what "
                 f"the simulated GPU does. One call takes {wanted:.4g} ms on that GPU. (On a real one a clock of the "
@@ -208,20 +207,27 @@ def _without_events(given: float, wanted: float, calls: int, names: set[str]) ->
     if "clock" in names:
         return seen + ("simgpu.clock() is the clock of the host, which runs ahead: it sees launches, and earlier work "
                        "where the host waits.")
-    return seen + f"The model was called {calls} time{'s' * (calls != 1)}: put one event before and one behind calls."
+    calls = len(model.streams)
+    seen += f"The model was called {calls} time{'s' if calls != 1 else ''}"
+    if calls <= model.cold:
+        return seen + f", and {_calls(0, model.cold)} of this one still did set-up: warm up first."
+    return seen + ": put one event before and one behind those that you time."
 
 
 def _between_events(given: float, wanted: float, intervals: list[Interval], model: Model) -> str:
     first, last = min(found.start.calls for found in intervals), max(found.end.calls for found in intervals)
     total, count = sum(found.ms for found in intervals), sum(found.end.calls - found.start.calls for found in intervals)
-    lie = f"between your events there is {_calls(first, last)}, {total:.4g} ms in all. "
+    lie = f"your events enclose {_calls(first, last)}, {total:.4g} ms in all. "
     if count <= 0:
-        return (f"between your events there is no call of the model: {total:.4g} ms. One has to be recorded before the "
-                "calls that are timed, and one behind them.")
+        return (f"your events enclose no call of the model: {total:.4g} ms. One has to be recorded before the calls "
+                "that are timed, and one behind them.")
     if first < model.cold and total > count * wanted * (1 + TOLERANCE):
         return (lie + f"{_calls(0, model.cold).capitalize()} of this model still did set-up; a warm one takes "
                 f"{wanted:.4g} ms. The first calls (up to three) must be over before the first event is recorded.")
-    if abs(total / count - wanted) > TOLERANCE * wanted:
+    if total / count < wanted * (1 - TOLERANCE):
+        return (lie + f"A call takes {wanted:.4g} ms. When they were launched, the GPU was still busy with something "
+                "else that you gave it, and afterwards worked through its queue without the gaps that a call has.")
+    if total / count > wanted * (1 + TOLERANCE):
         return (lie + f"A call takes {wanted:.4g} ms, so there is more between them than calls: "
                 "record the events right before and right behind the calls.")
     lie += f"That is {wanted:.4g} ms per call, "

@@ -157,6 +157,11 @@ def next_slot(self, slot):   # one product later than needed
     self.copying.wait_event(self.read[(slot + 1) % len(self.slots)])
 
 
+def remember_stream(self):   # which is not the one that a call comes from
+    self.copying.wait_stream(HERE())
+    self.compute = HERE()
+
+
 def fresh_blocks(self, slots):
     return [None] * slots
 
@@ -682,6 +687,10 @@ WRONG = {
         (ring(take=fresh_blocks, copy=copy_to_fresh), "as much as 1 more slot"),
         (ring(take=fresh_blocks, copy=copy_to_fresh, product=product_recorded), "more slot"),
         (ring(begin=lambda self: None), "WAW: copy_"),
+        (ring(begin=remember_stream, wait_loaded=lambda self, slot: self.compute.wait_event(self.loaded[slot])),
+         "called from another stream"),
+        (ring(begin=remember_stream, after_product=lambda self, slot: self.read[slot].record(self.compute)),
+         "WAR: copy_"),
         (ring(load=load_here, wait_loaded=lambda self, slot: None), "one of the 2 slots"),
         (serial, "one of the 2 slots"),
         (ring(copy=twice), "every layer is needed once per call"),

@@ -32,22 +32,27 @@ TICKS = ("correct", "race-free", "memory", "time")
 ACTIVATION_BYTES = 4 * ROWS * WIDTH
 SPARE_BYTES = 0.55 * WEIGHT_BYTES   # not judged: the matrix library's workspace for one more stream
 CHANGED = "a changed x"
-HINT = ("(Which slot is written here, and which product read it last? A number of copies and products that counts on "
-        "over all calls tells both.)")
+HINT = ("Which slot is written here, and which product read it last? A number of copies and products that counts on "
+        "over all calls tells both.")
+SIDE = ("The stream that is current in a call need not be the one of the constructor: ask for "
+        "torch.cuda.current_stream() in the call.")
 
 
 @dataclass(frozen=True)
 class Case:
-    """One configuration; ``upload``: how many copies long an unrelated upload behind the first call is."""
+    """One configuration; ``upload``: how many copies long an unrelated upload behind the first call is; ``side``:
+    whether the calls come from another stream than the one on which the model is made."""
 
     layers: int
     slots: int
     calls: int = 3
     upload: float = 0
     ratios: tuple[float, ...] = RATIOS
+    side: bool = False
 
     def __str__(self) -> str:
         says = f"{self.layers} layer{'s' * (self.layers > 1)}, {self.slots} slot{'s' * (self.slots > 1)}"
+        says += ", called from another stream" if self.side else ""
         return says + (f", behind call 0 another upload as long as {self.upload:g} copies" if self.upload else "")
 
     @property
@@ -72,7 +77,8 @@ class Case:
         if self.upload:
             elements = int(self.upload * WIDTH**2)
             other = torch.cuda.Stream(), torch.ones(elements).pin_memory(), torch.empty(elements, device="cuda")
-        return (pinned(self.layers), self.slots, list(inputs), other), inputs
+        caller = torch.cuda.Stream() if self.side else torch.cuda.current_stream()
+        return (pinned(self.layers), self.slots, list(inputs), caller, other), inputs
 
     def _use_memory(self, _: Any) -> None:
         """Work in memory that is given back at once: whoever gets it next must not write before this is done."""
@@ -84,26 +90,34 @@ class Case:
 
 
 CASES = (Case(3, 2), Case(4, 3), Case(24, 5, ratios=(0.5, 2.0)), Case(1, 2), Case(3, 1),
+         Case(4, 2, ratios=(0.5, 2.0), side=True),
          Case(8, 4, calls=2, upload=4.5, ratios=(0.5,)))
 
 
 def drive(answer: Answer) -> Answer:
     """A function that makes the learner's model once and calls it with every input, back to back."""
-    def calls(host: list[Any], slots: int, inputs: list[Any], other: tuple[Any, ...] | None) -> Any:
+    def calls(host: list[Any], slots: int, inputs: list[Any], caller: Any, other: tuple[Any, ...] | None) -> Any:
         import torch
 
         model, results = answer(host, slots), []
-        for x in inputs:
-            results.append(model(x))
-            if other and len(results) == 1:
-                stream, source, target = other
-                stream.wait_stream(torch.cuda.current_stream())
-                with torch.cuda.stream(stream):
-                    target.copy_(source, non_blocking=True)
+        with torch.cuda.stream(caller):
+            for x in inputs:
+                results.append(model(x))
+                if other and len(results) == 1:
+                    _upload(*other)
+        torch.cuda.current_stream().wait_stream(caller)
         return results, model   # which stays alive until the results are read
     calls.__signature__ = inspect.signature(calls)
     calls.__wrapped__ = answer.__call__ if isinstance(answer, type) else answer   # whose lines are the learner's
     return calls
+
+
+def _upload(stream: Any, source: Any, target: Any) -> None:
+    import torch
+
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        target.copy_(source, non_blocking=True)
 
 
 def _read(result: Any, inputs: list[Any]) -> list[Any]:
@@ -120,7 +134,8 @@ def judge_ring_onload(answer: Answer) -> Verdict:
     for case in CASES:
         setting = case.setting()
         runs = [run_once(setting, drive(answer), ratio) for ratio in case.ratios]
-        refute_race(setting, drive(answer), runs, case.wanted, TICKS, lambda given, right: given == right, HINT)
+        hint = f"({case}. {SIDE if case.side else HINT})"
+        refute_race(setting, drive(answer), runs, case.wanted, TICKS, lambda given, right: given == right, hint)
         _refute_values(case, runs)
         goals = [_goal(case, ratio) for ratio in case.ratios]
         for run in runs:

@@ -20,7 +20,7 @@ TICKS = ("correct", "race-free", "memory", "time")
 SLOTS = 2
 SLACK_US = 40.0                       # of the target time, whose copies are shorter than those of other puzzles
 SPARE_BYTES = 0.55 * WEIGHT_BYTES     # not judged: the matrix library's workspace for one more stream
-HINT = "(Sizes differ: do two slots, or the parts of one, share bytes? And which product read them last?)"
+HINT = "Sizes differ: do two slots, or the parts of one, share bytes? And which product read them last?"
 
 
 @dataclass(frozen=True)
@@ -123,7 +123,8 @@ def judge_unequal(answer: Answer) -> Verdict:
     drawn, most = None, 0
     for case in CASES:
         runs = [_run(case, answer, ratio) for ratio in RATIOS]
-        refute_race(case.setting(), answer, runs, case.wanted, TICKS, lambda given, right: given == right, HINT)
+        refute_race(case.setting(), answer, runs, case.wanted, TICKS, lambda given, right: given == right,
+                    f"(Widths {case}. {HINT})")
         _refute_values(case, runs)
         goals = [_goal(case, ratio) for ratio in RATIOS]
         for run in runs:

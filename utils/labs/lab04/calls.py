@@ -10,7 +10,7 @@ from typing import Any
 
 from ..check import Answer, Refused
 from ..device import Run, Setting, run_once
-from .causes import Span, copies, products
+from .causes import Span, copies, products, spans_of
 from .data import FLOPS, ROWS, batch, changed, digest_of, expected, pinned, same
 from .delays import reference
 
@@ -40,13 +40,14 @@ class Plan:
 
 @dataclass
 class Seen:
-    """What the caller kept of one run, and when its calls began and returned (µs, from the start of the run)."""
+    """What the caller kept of one run, and when the model was made and its calls began and returned (µs)."""
 
     plan: Plan
     weights: list[Any]
     inputs: list[Any]
     side: Any
     calls: list[tuple[float, float]] = field(default_factory=list)
+    made_us: float = 0.0
     model: Any = None
 
 
@@ -102,9 +103,10 @@ class Trial:
 
     @property
     def took_us(self) -> float:
-        """From the first call to the end of the last product."""
+        """From the first call, or the end of what the constructor had queued if that is later, to the last product."""
         work = products(self.run.trace)
-        return (work[-1].end if work else self.run.done_us) - self.began_us
+        made = [span.end for span in spans_of(self.run.trace, "kernel") if span.queued <= self.seen.made_us]
+        return (work[-1].end if work else self.run.done_us) - max([self.began_us, *made])
 
     @property
     def hosting(self) -> Run:
@@ -180,6 +182,7 @@ def program(puzzle: str, answer: Answer) -> Callable[[list[Any], Seen], list[Any
 
         started, here = simgpu.clock(), torch.cuda.current_stream()
         seen.model = answer(host_weights)
+        seen.made_us = simgpu.clock() - started
         if not callable(seen.model):
             raise TypeError(f"{puzzle}(host_weights) cannot be called: the class needs a method __call__(self, x)")
         results = []

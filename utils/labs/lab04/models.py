@@ -15,7 +15,7 @@ from .double import NO_PIN, PAGEABLE, SPARE, TICKS
 
 FEW = (0.5, 2.0)
 AHEAD = 2   # copies that two buffers can hold for the next call
-OTHER_ROWS = (ROWS, ROWS // 2, ROWS * 2, ROWS, ROWS // 4)
+OTHER_ROWS = (ROWS // 2, ROWS // 4, ROWS, ROWS // 2, ROWS // 8)   # less and more than at first
 Plans = list[tuple[Plan, tuple[float, ...]]]
 BACK_TO_BACK: Plans = [
     *((Plan(layers), RATIOS) for layers in (7, 8)),   # odd and even: other races, other waits
@@ -176,12 +176,13 @@ def _why_late(trial: Trial) -> str:
     layers, loads, trace = trial.plan.layers, copies(trial.run.trace), trial.run.trace
     needed = layers * CALLS
     if trial.bytes_copied > (needed + AHEAD) * WEIGHT_BYTES:
-        return (f"{trial.bytes_copied / WEIGHT_BYTES:g} layers were copied, where {CALLS} calls of {layers} need {needed}, "
-                f"and at most {AHEAD} can be under way for a call to come. Is one copied again that is there already?")
+        return (f"{trial.bytes_copied / WEIGHT_BYTES:g} layers were copied, where {CALLS} calls of {layers} need "
+                f"{needed}, and at most {AHEAD} can be under way for a call to come. Is one copied again that is there "
+                "already?")
     for call, (began, _) in enumerate(trial.seen.calls[1:], 1):
         if trial.plan.sync and call * layers < len(loads) and loads[call * layers].queued > began:
             return first_late(trace, layers, CALLS, among=layers) or (
-                f"The first layer of call {call + 1} is copied only when that call has begun, so its first product has to "
-                "wait for it. The call before can queue that copy, behind its last but one product.")
+                f"The first layer of call {call + 1} is copied only when that call has begun, so its first product has "
+                "to wait for it. The call before can queue that copy, behind its last but one product.")
     return (first_late(trace, layers, CALLS)
             or "Compare the two timelines: which operation starts later than in the target, and what does it wait for?")

@@ -24,6 +24,9 @@ POINTS = {
                               "check_fetch": 2, "check_save_all": 3, "check_explain_gaps": 2},
     "03_serial_mlp": {"check_measure_ms": 2, "check_peak_mib": 2, "check_break_even_rows": 1,
                       "check_serial_onload": 2},
+    "04_double_buffered_onload": {"check_double_buffer": 2, "check_BackToBack": 3, "check_Prefetching": 3,
+                                  "check_RingOnload": 3, "check_slots_needed": 2, "check_unequal": 2,
+                                  "check_missing_edges": 3},
 }
 
 

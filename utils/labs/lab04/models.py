@@ -18,19 +18,18 @@ AHEAD = 2   # copies that two buffers can hold for the next call
 OTHER_ROWS = (ROWS // 2, ROWS // 4, ROWS, ROWS // 2, ROWS // 8)   # less and more than at first
 Plans = list[tuple[Plan, tuple[float, ...]]]
 BACK_TO_BACK: Plans = [
-    *((Plan(layers), RATIOS) for layers in (7, 8)),   # odd and even: other races, other waits
+    (Plan(7), (0.1, 0.5, 2.0)), (Plan(8), RATIOS),   # odd and even: other races, other waits
     *((Plan(layers), FEW) for layers in (1, 2, 3)),
     (Plan(23), (2.0,)), (Plan(24), (0.5,)),
     (Plan(5, side=True), FEW),
     (Plan(4, rows=OTHER_ROWS), (1.0,)),
 ]
 ONE_AT_A_TIME: Plans = [
-    *((Plan(layers, sync=True), RATIOS) for layers in (7, 8)),
+    (Plan(7, sync=True), (0.1, 0.5, 2.0)), (Plan(8, sync=True), RATIOS),
     *((Plan(layers, sync=True), FEW) for layers in (1, 2, 3)),
     (Plan(23, sync=True), (2.0,)), (Plan(24, sync=True), (0.5,)),
-    *((Plan(layers), FEW) for layers in (1, 2, 3, 8)),
+    *((Plan(layers), FEW) for layers in (1, 2, 3, 6)),
     (Plan(5, side=True), FEW),
-    (Plan(4, rows=OTHER_ROWS), (1.0,)),
     (Plan(5, sync=True, rows=OTHER_ROWS), (1.0,)),
 ]
 ACROSS = ("(These two belong to different calls. The first copies of a call have to wait, too: each for the product "

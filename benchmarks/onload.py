@@ -30,12 +30,12 @@ from utils import simgpu
 
 PARTS = ("memory", "equality", "llama", "mlp")
 BATCHES = (2048, 4096, 8192, 12288, 16384, 24576, 32768)
-EQUAL_LAYERS = (1, 2, 3, 23, 24)
 
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--output", type=Path, default=Path("onload.json"))
+    parser.add_argument("--update", action="store_true", help="keep the parts of the output that are not run")
     parser.add_argument("--simulate", action="store_true", help="on the simulated device; give small sizes")
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS)
     parser.add_argument("--layers", type=int, default=24)
@@ -45,6 +45,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--repeats", type=int, nargs="+", default=[4], help="one number, or one per batch")
     parser.add_argument("--full", type=int, default=3, help="repeats with every program; the others have ours alone")
     parser.add_argument("--equal-width", type=int, default=2048)
+    parser.add_argument("--equal-layers", type=int, nargs="+", default=(1, 2, 3, 23, 24))
     parser.add_argument("--equal-batches", type=int, nargs="+", default=(1024, 16384))
     parser.add_argument("--equal-calls", type=int, default=100)
     parser.add_argument("--llama-layers", type=int, default=32)
@@ -77,8 +78,9 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
 
     begun = time.monotonic()
     torch.manual_seed(0)
-    result: dict[str, Any] = {"machine": describe_machine() | onload_programs.versions(),
-                              "layers": options.layers, "width": options.width}
+    result: dict[str, Any] = json.loads(options.output.read_text()) if options.update else {}
+    result |= {"machine": describe_machine() | onload_programs.versions(), "layers": options.layers,
+               "width": options.width}
 
     def save(part: str, found: Any) -> None:
         result[part] = found
@@ -87,10 +89,11 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
         print(f"{part}: {time.monotonic() - begun:.0f} s", file=sys.stderr, flush=True)
 
     weights = onload_programs.random_weights(options.layers, options.width)
-    small = onload_programs.random_weights(max(EQUAL_LAYERS), options.equal_width)
+    small = onload_programs.random_weights(max(options.equal_layers), options.equal_width)
     parts: dict[str, Callable[[], Any]] = {
         "memory": lambda: onload_checks.memory(weights, sorted(options.batches)[len(options.batches) // 2]),
-        "equality": lambda: onload_checks.equality(options.equal_batches, EQUAL_LAYERS, options.equal_calls, small),
+        "equality": lambda: onload_checks.equality(options.equal_batches, options.equal_layers,
+                                                   options.equal_calls, small),
         "llama": lambda: onload_llama.llama(options.llama_layers, options.llama_tokens, options.llama_repeats,
                                             options.llama_calls, options.simulate, begun + options.seconds),
         "mlp": lambda: onload_mlp.time_batches(weights, options.batches, options.repeats, options.full, options.calls,
@@ -109,7 +112,7 @@ def main(arguments: list[str] | None = None) -> None:
         result = run(options)
         torch.cuda.synchronize()
     for target in result["targets"]:
-        print(f"{'met   ' if target['met'] else 'MISSED'} {target['target']}: {target['found']}")
+        print(f"{target['state']:9} {target['target']}: {target['found']}")
 
 
 if __name__ == "__main__":

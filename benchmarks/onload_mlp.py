@@ -217,6 +217,8 @@ def mean(values: Sequence[float]) -> float:
 
 
 def company(found: Sequence[tuple[float, float]]) -> dict[str, Any]:
+    if not found:
+        return {}
     copies, computes = zip(*found, strict=True)
     return {"copy_ms": summary(copies), "compute_ms": summary(computes)}
 

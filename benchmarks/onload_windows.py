@@ -45,15 +45,17 @@ class Program:
     def start_over(self) -> None:
         """Wait for everything, then forget what was loaded ahead: the next call copies its first layer again."""
         torch.cuda.synchronize()
+        self.copies = 0
         if self.ring is not None:
             self.ring.restart()
-        self.copies = 0
+            if self.ring.begun != self.ring.done:
+                ahead = self.ring.begun - self.ring.done
+                raise RuntimeError(f"{self.name}: layers loaded before the clock starts: {ahead}")
 
     def check_copies(self, calls: int) -> None:
         """A window holds every copy that its calls need."""
         if self.ring is not None and self.copies < calls * self.ring.layers:
-            raise RuntimeError(f"{self.name}: {self.copies} copies for {calls} calls of {self.ring.layers} layers: "
-                               "some were made before the clock started")
+            raise RuntimeError(f"{self.name}: {self.copies} copies for {calls} calls of {self.ring.layers} layers")
 
 
 @dataclass

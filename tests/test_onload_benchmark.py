@@ -1,0 +1,147 @@
+"""benchmarks/onload.py and csan.py on the simulated device, and what is written about their recorded results."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from torch.cuda import _sanitizer
+
+from benchmarks import csan, onload, onload_mlp, onload_tables, onload_targets
+from benchmarks.onload_programs import PLAIN, PUBLISHED, RESIDENT, RING, RING_3, SERIAL, STREAMED, ring_mlp
+from benchmarks.onload_windows import BACK_TO_BACK, SYNCHRONIZE, compare, measure, ratio
+
+BENCHMARKS = Path(__file__).resolve().parents[1] / "benchmarks"
+LAYERS, CALLS, COPY_BOUND, COMPUTE_BOUND = 5, 4, 32, 128
+
+
+@pytest.fixture(scope="module")
+def result(tmp_path_factory):
+    output, threads = tmp_path_factory.mktemp("onload") / "onload.json", torch.get_num_threads()
+    torch.set_num_threads(1)                # these products are too small to share
+    onload.main(["--simulate", "--output", str(output), "--parts", "memory", "equality", "mlp", "--width", "64",
+                 "--layers", str(LAYERS), "--batches", str(COPY_BOUND), str(COMPUTE_BOUND), "--calls", str(CALLS),
+                 "--repeats", "2", "--full", "1", "--equal-width", "32", "--equal-batches", "64", "--equal-calls", "3",
+                 "--equal-layers", "1", "2", "3"])
+    torch.set_num_threads(threads)
+    return json.loads(output.read_text())
+
+
+def times(result, batch, program, way=BACK_TO_BACK):
+    return next(row for row in result["mlp"] if row["batch"] == batch)["programs"][program][way]["ms"]["median"]
+
+
+def test_times_are_those_of_the_schedules(result):
+    for batch in (COPY_BOUND, COMPUTE_BOUND):
+        copy, compute = times(result, batch, "copies alone"), times(result, batch, RESIDENT)
+        uncovered = min(copy, compute) / LAYERS           # the first copy, or the last product
+        assert times(result, batch, SERIAL) == pytest.approx(copy + compute, rel=0.01)
+        assert times(result, batch, PLAIN, SYNCHRONIZE) == pytest.approx(max(copy, compute) + uncovered, rel=0.01)
+        for way in (BACK_TO_BACK, SYNCHRONIZE):
+            assert times(result, batch, RING, way) == pytest.approx(max(copy, compute) + uncovered / CALLS, rel=0.01)
+
+
+def test_ours_are_right_and_the_published_schedule_is_not(result):
+    assert {row["layers"] for row in result["equality"]} == {1, 2, 3}
+    for row in result["equality"]:
+        wrong = 2 if row["program"] == PUBLISHED and row["layers"] != 2 else 0      # all calls but the last
+        assert row["wrong_calls"] == wrong, row
+    programs = next(row for row in result["mlp"] if row["batch"] == COMPUTE_BOUND)["programs"]
+    assert programs[PUBLISHED][BACK_TO_BACK]["wrong_calls"] != [0]
+    assert {sum(row["wrong_calls"]) for name in (SERIAL, PLAIN, RING, RING_3) for row in programs[name].values()} == {0}
+
+
+def test_every_window_has_its_copies(result):
+    for row in result["mlp"]:
+        assert row["programs"][PLAIN][BACK_TO_BACK]["copies_in_window"] == [LAYERS * 3]
+        assert min(row["programs"][RING][BACK_TO_BACK]["copies_in_window"]) >= LAYERS * CALLS
+
+
+def test_memory_is_the_slots(result):
+    layers = {name: row["peak_beyond_activations_layers"] for name, row in result["memory"]["programs"].items()}
+    assert layers[RESIDENT] == LAYERS and layers[SERIAL] == 1 and layers[RING] == layers[STREAMED] == 2
+    assert layers[RING_3] == 3
+    judged = [found["state"] for found in result["targets"]
+              if "on the GPU" in found["target"] or "alloc" in found["target"]]
+    assert judged == ["met"] * 6
+
+
+def test_a_window_that_began_loaded_is_refused(gpu):
+    weights = [torch.ones(8, 8, dtype=torch.bfloat16).pin_memory() for _ in range(3)]
+    program, x = ring_mlp(RING, weights, 2, True), torch.ones(4, 8, dtype=torch.bfloat16, device="cuda")
+    assert measure(program, [x] * 2, BACK_TO_BACK).copies >= 6
+    program.ring.restart = lambda: None
+    with pytest.raises(RuntimeError, match="loaded before the clock starts: 1"):
+        measure(program, [x] * 2, BACK_TO_BACK)
+    with pytest.raises(RuntimeError, match="0 copies for 2 calls of 3 layers"):
+        ring_mlp(PLAIN, weights, 2, False).check_copies(2)
+
+
+def test_comparison_counts_each_wrong_call(gpu):
+    right = [torch.full((2,), 3.0, device="cuda"), torch.full((2,), 4.0, device="cuda")]
+    assert compare(right, right) == (0, 0.0)
+    assert compare([right[0], right[1] * 1.5], right) == (1, 0.5)
+    assert compare([right[1]], right) == (1, pytest.approx(1 / 3))
+
+
+def test_intervals():
+    found = ratio([2.0, 2.2, 1.8], [1.0, 1.0, 1.0])
+    assert found == {"mean": 2.0, "interval": [round(2 - 4.303 * 0.2 / 3**0.5, 5), round(2 + 4.303 * 0.2 / 3**0.5, 5)],
+                     "repeats": 3}
+    assert ratio([3.0], [2.0])["interval"] is None
+    assert onload_mlp.paired({0: 2.0, 1: 9.0, 2: 4.0}, {0: 1.0, 2: 2.0}) == {"mean": 2.0, "interval": [2.0, 2.0],
+                                                                           "repeats": 2}
+
+
+def test_a_target_tells_a_wide_interval_from_a_miss():
+    def state(mean, upper):
+        return onload_targets.at_most("x", 1.005, {"mean": mean, "interval": [mean, upper]})["state"]
+    assert [state(1.0, 1.004), state(1.004, 1.02), state(1.006, 1.02)] == ["met", "not shown", "missed"]
+    assert onload_targets.bound_limit(58.2, 58.0) == 1.02 and onload_targets.bound_limit(58.2, 80.0) == 1.005
+
+
+def test_unrelated_copies_and_products_do_not_delay_each_other_here(result):
+    for row in result["mlp"]:
+        beside = {name: found["median"] for name, found in row["beside_each_other"].items()}
+        assert beside["copy_ms"] == pytest.approx(times(result, row["batch"], "copies alone"), rel=0.01)
+        assert beside["compute_ms"] == pytest.approx(times(result, row["batch"], RESIDENT), rel=0.01)
+
+
+# ---- what is recorded
+
+def recorded(name):
+    return json.loads((BENCHMARKS / "results" / name).read_text())
+
+
+def test_the_page_has_the_recorded_tables():
+    page = (BENCHMARKS / "README.md").read_text(encoding="utf-8")
+    for table in [*onload_tables.tables(recorded("onload_h200.json")), csan.table(recorded("csan_h200.json")["rows"])]:
+        assert table in page, table
+
+
+def test_recorded_targets_follow_from_the_recorded_times():
+    result = recorded("onload_h200.json")
+    assert result["machine"]["gpu"] == "NVIDIA H200" and len(result["mlp"]) == 7
+    assert result["targets"] == onload_targets.targets(result)
+
+
+@pytest.mark.parametrize("name", csan.PROGRAMS)
+def test_simulated_device_finds_what_is_recorded(name):
+    row = next(row for row in recorded("csan_h200.json")["rows"] if row["program"] == name)
+    does, races, _ = csan.PROGRAMS[name]
+    assert (row["does"], row["races"]) == (does, races)
+    found = csan.simulated(name)["steps"]
+    assert found == row["simulated"]["steps"]
+    assert bool(found) == races or name == "numpy_reads_early"
+
+
+def test_reports_lose_addresses_and_places():
+    handler = _sanitizer.EventHandler()
+    handler._handle_stream_creation(94646435460352)
+    handler._handle_memory_allocation(139719969079296)
+    arguments = {139719969079296}, {139719969079296: ["self"]}
+    handler._handle_kernel_launch(0, arguments[0], set(), set(), "aten::mm", arguments[1])
+    errors = handler._handle_kernel_launch(94646435460352, set(), arguments[0], set(), "aten::copy_", arguments[1])
+    text = csan.tidy(str(errors[0]))
+    assert "data pointer A" in text and "by stream A during" in text and "by stream B during" in text
+    assert "aten::copy_" in text and not any(word in text for word in ("1397", "9464", "site-packages", "/"))

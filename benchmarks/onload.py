@@ -89,11 +89,10 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
         print(f"{part}: {time.monotonic() - begun:.0f} s", file=sys.stderr, flush=True)
 
     weights = onload_programs.random_weights(options.layers, options.width)
-    small = onload_programs.random_weights(max(options.equal_layers), options.equal_width)
     parts: dict[str, Callable[[], Any]] = {
         "memory": lambda: onload_checks.memory(weights, sorted(options.batches)[len(options.batches) // 2]),
-        "equality": lambda: onload_checks.equality(options.equal_batches, options.equal_layers,
-                                                   options.equal_calls, small),
+        "equality": lambda: onload_checks.equality(options.equal_batches, options.equal_layers, options.equal_calls,
+                                                   options.equal_width),
         "llama": lambda: onload_llama.llama(options.llama_layers, options.llama_tokens, options.llama_repeats,
                                             options.llama_calls, options.simulate, begun + options.seconds),
         "mlp": lambda: onload_mlp.time_batches(weights, options.batches, options.repeats, options.full, options.calls,

@@ -21,6 +21,7 @@ from benchmarks.onload_programs import (
     Product,
     mlp_makers,
     onload,
+    random_weights,
     ring_mlp,
     serial,
     streamed,
@@ -83,12 +84,12 @@ def counters() -> dict[str, int]:
     return {short: stats[name] for short, name in names.items() if name in stats}
 
 
-def equality(batches: Sequence[int], layers: Sequence[int], calls: int,
-             weights: list[torch.Tensor]) -> list[dict[str, Any]]:
+def equality(batches: Sequence[int], layers: Sequence[int], calls: int, width: int) -> list[dict[str, Any]]:
     """Wrong calls out of ``calls`` back to back, by program, number of layers and batch size."""
+    weights = random_weights(max(layers), width)
     rows = []
     for batch in batches:
-        inputs = [torch.randn(batch, weights[0].shape[0], dtype=DTYPE, device="cuda") for _ in range(calls)]
+        inputs = [torch.randn(batch, width, dtype=DTYPE, device="cuda") for _ in range(calls)]
         for count in layers:
             some = weights[:count]
             resident = serial.ResidentMLP(some)

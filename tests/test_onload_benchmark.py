@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch.cuda import _sanitizer
 
-from benchmarks import csan, onload, onload_mlp, onload_tables, onload_targets
+from benchmarks import csan, onload, onload_mlp, onload_predict, onload_tables, onload_targets
 from benchmarks.onload_programs import PLAIN, PUBLISHED, RESIDENT, RING, RING_3, SERIAL, STREAMED, ring_mlp
 from benchmarks.onload_windows import BACK_TO_BACK, SYNCHRONIZE, compare, measure, ratio
 
@@ -117,6 +117,12 @@ def test_the_page_has_the_recorded_tables():
     page = (BENCHMARKS / "README.md").read_text(encoding="utf-8")
     for table in [*onload_tables.tables(recorded("onload_h200.json")), csan.table(recorded("csan_h200.json")["rows"])]:
         assert table in page, table
+
+
+def test_predictions_are_within_3_percent_and_on_the_page():
+    errors = onload_predict.errors_percent()
+    assert len(errors) == 6 and all(abs(error) <= 3 for found in errors.values() for error in found.values())
+    assert onload_predict.table(errors) in (BENCHMARKS / "README.md").read_text(encoding="utf-8")
 
 
 def test_recorded_targets_follow_from_the_recorded_times():

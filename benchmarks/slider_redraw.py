@@ -27,7 +27,8 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from utils import dag
-from utils.sliders import ScheduleSliders
+from utils.lessons import import_lesson
+from utils.sliders import Control, ScheduleSliders, TimelineSliders
 from utils.timeline import timeline
 from utils.trace import Trace
 
@@ -90,6 +91,13 @@ def step_times(step: Callable[[int], object]) -> list[float]:
     return times[2:]
 
 
+def pipeline_sliders() -> TimelineSliders:
+    """Lesson 04's sliders with as many layers as they allow: 24 copies, 24 products and 48 launches."""
+    pipeline = import_lesson("04_double_buffered_onload").pipeline
+    return TimelineSliders([Control("ratio", 0.1, 4, 1.0, step=0.01), Control("slots", 1, 6, 2, whole=True)],
+                           lambda ratio, slots: pipeline(ratio, 24, slots, launch_us=200, product_ms=3.3))
+
+
 def cases() -> dict[str, Callable[[int], object]]:
     """What is timed, by the words of the table."""
     queues = {"h2d": 1, "compute": 1}
@@ -98,6 +106,8 @@ def cases() -> dict[str, Callable[[int], object]]:
     labelled = ScheduleSliders(independent(2 * LAYERS), 8, tasks={"t0": (0, 20)}, draw_graph=False)
     drawn = ScheduleSliders(small, queues, tasks={"c3": (0, 20)})
     workers = ScheduleSliders(independent(2 * LAYERS), 4, tasks=[], workers=(4, 8), draw_graph=False)
+
+    pipeline = pipeline_sliders()
 
     def fresh(index: int) -> bytes:
         graph.nodes["c50"]["duration"] = 3 + index % 5
@@ -109,6 +119,9 @@ def cases() -> dict[str, Callable[[int], object]]:
         "200 labelled bars, number of workers moves (new lanes, new frame)":
             lambda index: workers.set(workers=4 + index % 5),
         "graph of 12 tasks above its schedule, one task time moves": lambda index: drawn.set(c3=3 + index % 5),
+        "lesson 04's pipeline, 24 layers with their launches, the copy time moves":
+            lambda index: pipeline.set(ratio=0.8 + 0.01 * (index % 5)),
+        "lesson 04's pipeline, number of slots moves": lambda index: pipeline.set(slots=2 + index % 5),
         "for comparison: 200 bars, a fresh figure for each step": fresh,
     }
 

@@ -47,7 +47,7 @@ class Task:
 
 def core(calls: int) -> list[Task]:
     """Windows of every repeat, one right after the other: what is judged, and the bound it is judged by."""
-    return [Task(RESIDENT, BACK_TO_BACK, calls), Task(RING, BACK_TO_BACK, calls), Task(RING, SYNCHRONIZE, calls)]
+    return [Task(RESIDENT, BACK_TO_BACK, calls), *(Task(RING, way, calls) for way in (BACK_TO_BACK, SYNCHRONIZE, READ))]
 
 
 def nearest(calls: int) -> list[Task]:
@@ -60,7 +60,7 @@ def others(calls: int) -> list[Task]:
     """The other windows of the first repeats."""
     few, some = max(2, calls // 12), max(2, calls // 4)
     return [
-        Task(RING_3, BACK_TO_BACK, some), Task(RING, READ, some), Task(PLAIN, BACK_TO_BACK, few + 1),
+        Task(RING_3, BACK_TO_BACK, some), Task(PLAIN, BACK_TO_BACK, few + 1),
         Task(PLAIN, SYNCHRONIZE, few), Task(RESIDENT, SYNCHRONIZE, some), Task(PUBLISHED, BACK_TO_BACK, few + 2),
         Task(SERIAL, BACK_TO_BACK, few), Task(ACCELERATE, BACK_TO_BACK, few),
     ]

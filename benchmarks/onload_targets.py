@@ -17,7 +17,7 @@ from benchmarks.onload_programs import (
     RING_3,
     STREAMED,
 )
-from benchmarks.onload_windows import BACK_TO_BACK, SYNCHRONIZE, lower_end, upper_end
+from benchmarks.onload_windows import BACK_TO_BACK, READ, SYNCHRONIZE, lower_end, upper_end
 
 OVER_BOUND, OVER_BOUND_NEAR, OVER_PEER, KEPT = 1.005, 1.02, 1.005, 0.996
 NEAR = 0.10                     # copy and compute this close: both sides compete for power and memory
@@ -59,7 +59,7 @@ def bound_limit(copy: float, compute: float) -> float:
 def of_batch(row: dict[str, Any]) -> Iterator[dict[str, Any]]:
     batch, programs = row["batch"], row["programs"]
     limit = bound_limit(*(programs[name][BACK_TO_BACK]["ms"]["median"] for name in (COPIES, RESIDENT)))
-    for way in (BACK_TO_BACK, SYNCHRONIZE):
+    for way in (BACK_TO_BACK, SYNCHRONIZE, READ):
         ours, where = programs[RING][way], f"batch {batch}, {way}"
         yield at_most(f"{where}: time over max(copy, compute)", limit, ours["over_bound"])
         for peer in (GROUP, GROUP_RECORD, ACCELERATE):

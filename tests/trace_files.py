@@ -62,7 +62,7 @@ def write(folder: Path, content: str | bytes, name: str = "t.json") -> Path:
     return path
 
 
-def small(**changes: Any) -> Trace:
+def small(memory: Any = None, **changes: Any) -> Trace:
     """Two copies and two kernels; the second copy runs half under the first kernel."""
     columns = {
         "name": ["c0", "c1", "k0", "k1"],
@@ -71,4 +71,4 @@ def small(**changes: Any) -> Trace:
         "start_us": [0.0, 10.0, 15.0, 40.0],
         "duration_us": [10.0, 10.0, 15.0, 10.0],
     }
-    return Trace.from_columns({**columns, **changes})
+    return Trace.from_columns({**columns, **changes}, memory=memory)

@@ -70,7 +70,7 @@ class SimDevice(Kernels):
         return self.machine.host_ns / 1e6
 
     def trace(self) -> Any:
-        """What ran so far as a ``utils.trace.Trace``; runs pending work first."""
+        """What ran so far as a ``utils.trace.Trace``, with memory over time; runs pending work first."""
         self.machine.flush()
         return record.trace_of(self.machine)
 

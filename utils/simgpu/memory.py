@@ -119,6 +119,7 @@ class Allocator:
         self.numbers = count()
         self.limit = p.memory_bytes
         self.pool_users: dict[object, int] = {}  # graphs per private pool
+        self.history = [(0, 0, 0, 0)]  # the host's time; allocated, active, reserved after each change
 
     def pools_in_use(self) -> set[object]:
         return {pool for pool, users in self.pool_users.items() if users}
@@ -139,6 +140,7 @@ class Allocator:
         self.stats.add(allocated=block.size, active=block.size)
         self.stats.allocations += 1
         self.stats.live += 1
+        self._remember()
         return block
 
     def free(self, block: Block) -> None:
@@ -152,6 +154,13 @@ class Allocator:
                 self._hold(block)
         else:
             self._give_back(block)
+        self._remember()
+
+    def _remember(self) -> None:
+        """Keep what is in use at the host's time: the allocator acts at the call, whenever the device gets there."""
+        if self.machine.keep == "all" and not self.machine.closed:
+            stats = self.stats
+            self.history.append((self.machine.host_ns, stats.allocated, stats.active, stats.reserved))
 
     def _hold(self, block: Block) -> None:
         markers = [self.machine.record(queue, cost=False) for queue in block.shared or ()]
@@ -180,6 +189,7 @@ class Allocator:
             whole = [block for block in blocks if block.before is None and block.behind is None]
             self.stats.add(reserved=-sum(block.size for block in whole))
             blocks[:] = [block for block in blocks if block.before is not None or block.behind is not None]
+        self._remember()
 
     # finding and cutting
 
@@ -257,6 +267,8 @@ class Allocator:
                 self._give_back(block)
             else:
                 waiting.append((block, markers))
+        if len(waiting) < len(self.held):
+            self._remember()
         self.held = waiting
 
     def _oom_text(self, size: int) -> str:

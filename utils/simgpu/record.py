@@ -26,8 +26,11 @@ def _need_history(machine: Machine) -> None:
 # trace
 
 
-def trace_of(machine: Machine, *, since_ns: int = 0, name: str = "") -> Trace:
-    """The spans that began at or after ``since_ns``, counted from there; ranges become annotations."""
+def trace_of(machine: Machine, *, since_ns: int = 0, since_row: int = 0, name: str = "") -> Trace:
+    """The spans that began at or after ``since_ns``, counted from there; ranges become annotations.
+
+    The record of memory starts with what row ``since_row`` of the allocator's history says.
+    """
     from ..trace import Trace
 
     _need_history(machine)
@@ -37,7 +40,19 @@ def trace_of(machine: Machine, *, since_ns: int = 0, name: str = "") -> Trace:
         for range_name, start, end in machine.ranges
         if start >= since_ns
     ]
-    return Trace.from_columns(_columns(rows), name=name, annotations=_columns(ranges) if ranges else None)
+    return Trace.from_columns(_columns(rows), name=name, annotations=_columns(ranges) if ranges else None,
+                              memory=_memory_columns(machine, since_ns, since_row))
+
+
+def _memory_columns(machine: Machine, since: int, row: int) -> dict[str, list]:
+    """The allocator's history from one row on; a freed block that waits for another stream is held, not allocated."""
+    times, allocated, active, reserved = map(list, zip(*machine.memory.history[row:], strict=True))
+    return {
+        "us": [max(time - since, 0) / 1000 for time in times],
+        "bytes": allocated,
+        "held_bytes": [all_used - used for all_used, used in zip(active, allocated, strict=True)],
+        "reserved_bytes": reserved,
+    }
 
 
 def _columns(rows: list[tuple]) -> dict[str, list]:
@@ -72,10 +87,10 @@ def recorder(device: Any) -> Callable[[Callable[[], Any]], Trace]:
     def record(call: Callable[[], Any]) -> Trace:
         machine = device.machine
         machine.synchronize_all()
-        start = machine.host_ns
+        start, row = machine.host_ns, len(machine.memory.history) - 1
         call()
         machine.synchronize_all()
-        return trace_of(machine, since_ns=start)
+        return trace_of(machine, since_ns=start, since_row=row)
 
     return record
 

@@ -9,12 +9,14 @@ A trace is a set of spans, each with a kind and a lane::
     d2h       d2h                     copies out of the device
     sync      sync                    waits as the profiler reports them, never work
 
+A trace can carry a record of device memory over time: ``trace.memory``, ``trace.peak_bytes()``.
 ``Trace.load`` reads torch.profiler's files (Kineto JSON, plain or gzip), ``record`` makes a trace here and now.
 """
 
 from .errors import TraceError, TraceWarning
+from .memory import Memory
 from .recording import record, register_recorder
 from .spans import KINDS, LANES
 from .trace import Trace
 
-__all__ = ["KINDS", "LANES", "Trace", "TraceError", "TraceWarning", "record", "register_recorder"]
+__all__ = ["KINDS", "LANES", "Memory", "Trace", "TraceError", "TraceWarning", "record", "register_recorder"]

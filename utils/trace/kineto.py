@@ -17,6 +17,8 @@ from numpy.typing import NDArray
 from .checks import clip_negative, tell_overlaps, tell_span, warn
 from .errors import TraceWarning
 from .jsontext import EventText
+from .memory import Levels
+from .memory_rows import MemoryReader, is_memory
 from .pairing import pair
 from .progress import progress_bar
 from .rows import RowReader, column
@@ -37,6 +39,7 @@ class Loaded(NamedTuple):
     tracks: tuple[tuple[Any, Any], ...]      # (process, thread) as in the file
     meta: dict[str, Any]
     skipped: dict[str, int]                  # category -> rows that are not work
+    memory: Levels | None                    # None: the file does not tell
 
 
 def load_kineto(path: str | os.PathLike[str], *, progress: bool | None = None) -> Loaded:
@@ -54,7 +57,7 @@ class KinetoReader:
     """Collects columns chunk by chunk."""
 
     def __init__(self, text: EventText) -> None:
-        self.text, self.rows = text, RowReader()
+        self.text, self.rows, self.memory = text, RowReader(), MemoryReader()
         self.batches: list[dict[str, NDArray[Any]]] = []
         self.halves: list[tuple[int, Row]] = []          # B and E rows with their time
         self.skipped: Counter[str] = Counter()
@@ -80,37 +83,54 @@ class KinetoReader:
         columns = {key: np.concatenate([batch[key] for batch in self.batches]) for key in self.batches[0]}
         clip_negative(columns, label)
         work = ~columns.pop("note")
-        origin = 0 if own or not work.any() else columns["start_ns"][work].min()
-        columns["start_ns"] -= origin
+        origin = 0 if own else columns["start_ns"][work].min() if work.any() else None
+        columns["start_ns"] -= origin or 0
         spans, notes = (sorted_spans({key: column[chosen] for key, column in columns.items()})
                         for chosen in (work, ~work))
         self._tell(label, spans, own)
         meta = {key: self.text.meta[key] for key in KEPT_META if key in self.text.meta}
-        return Loaded(spans, notes, tuple(self.rows.tracks), meta, dict(self.skipped))
+        memory = self.memory.levels(origin, own=own)
+        return Loaded(spans, notes, tuple(self.rows.tracks), meta, dict(self.skipped), memory)
 
     # --- one chunk --------------------------------------------------------------------------------------------------
 
     def _add(self, events: list[Any], start: int, end: int) -> None:
-        rows, codes, halves, skipped = self._sorted_out(events)
-        starts = None if self.text.quote_stamps else stamps_ns(column(rows + halves, "ts"))
+        rows, codes, points, skipped = self._sorted_out(events)
+        starts = None if self.text.quote_stamps else stamps_ns(column(rows + points, "ts"))
         if starts is None:
             if not self.text.quote_stamps:
                 self.text.quote_stamps = True
                 events[:] = self.text.parse(start, end)
-                rows, codes, halves, skipped = self._sorted_out(events)
-            starts = digits_ns(column(rows + halves, "ts"))
+                rows, codes, points, skipped = self._sorted_out(events)
+            starts = digits_ns(column(rows + points, "ts"))
         durations = self._durations(rows)
         self.skipped += skipped
-        self.halves += zip(starts[len(rows):].tolist(), halves, strict=True)
+        if points:
+            self._add_points(points, starts[len(rows):])
         self._add_columns(rows, codes, starts[:len(rows)], durations)
 
+    def _add_points(self, points: list[Row], times: NDArray[np.int64]) -> None:
+        """Keep rows that have a time and no duration: halves of spans for later, memory as it is."""
+        told = [is_memory(point) for point in points]
+        self.halves += [half for half, of_memory in zip(zip(times.tolist(), points, strict=True), told, strict=True)
+                        if not of_memory]
+        if any(told):
+            self.memory.add(list(compress(points, told)), times[np.array(told)])
+
     def _sorted_out(self, events: list[Any]) -> tuple[list[Row], NDArray[np.int16], list[Row], Counter[str]]:
-        """Complete rows that count, what they are, rows that begin or end one, and what was left out."""
+        """Complete rows that count, what they are, rows that stand for one moment, and what was left out.
+
+        Those of one moment are the beginnings and ends of spans, and what tells of memory.
+        """
         phases = column(events, "ph")
         complete = list(compress(events, [phase == "X" for phase in phases]))
-        halves = [event for event in events if event.get("ph") in ("B", "E")] if "B" in phases or "E" in phases else []
+        points: list[Row] = []
+        if "B" in phases or "E" in phases:
+            points = [event for event in events if event.get("ph") in ("B", "E")]
+        if "i" in phases:
+            points += [event for event in events if is_memory(event)]
         rows, codes, skipped = self.rows.choose(complete)
-        return rows, codes, halves, skipped
+        return rows, codes, points, skipped
 
     def _durations(self, rows: list[Row]) -> NDArray[np.int64]:
         durations = column(rows, "dur")
@@ -135,7 +155,8 @@ class KinetoReader:
         for index, event in enumerate(events):
             for key in ("ts", "dur"):
                 value = event.get(key)
-                if event.get("ph") in ("X", "B", "E") and value is bad.value and (key == "ts" or value is not None):
+                timed = event.get("ph") in ("X", "B", "E") or is_memory(event)
+                if timed and value is bad.value and (key == "ts" or value is not None):
                     problem = f"the event {event.get('name')!r} has {key} {value!r}: not a time in microseconds"
                     return self.text.source.fail(self.text.element_offset(start, index), problem)
         return self.text.source.fail(start, str(bad))
@@ -161,6 +182,9 @@ class KinetoReader:
     def _tell(self, label: str, spans: Spans, own: bool) -> None:
         warn(label, self.no_duration, "have no duration: kept with duration 0")
         warn(label, self.rows.unclear_copies, "are copies whose name tells no direction: kept as d2d")
+        if self.memory.left_out:
+            warnings.warn(f"{label}: {self.memory.left_out} rows about memory tell no total or another kind of device: "
+                          "left out", TraceWarning, stacklevel=2)
         tell_span(spans, label)
         if not own:
             tell_overlaps(spans, label)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import tempfile
 import warnings
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,15 +29,17 @@ def register_recorder(recorder: Recorder | None) -> Recorder | None:
     return before
 
 
-def record(fn: Callable[..., Any], *args: Any, warmup: int = 1, **kwargs: Any) -> Trace:
+def record(fn: Callable[..., Any], *args: Any, warmup: int = 1, memory: bool = False, **kwargs: Any) -> Trace:
     """Run ``fn(*args, **kwargs)`` on the active device and return the trace of that run.
 
     It runs ``warmup`` times before, unrecorded, so that one-time costs stay out; give 0 when fn must run once.
+    ``memory``: let the profiler record each allocation and free as well, for ``trace.memory``; that makes the host
+    slower, so give it for a picture of memory, not for times. The simulated device always has it, at no cost.
     Raises RuntimeError where there is neither CUDA nor a simulated device, and ValueError for a negative warmup.
     """
     if warmup < 0:
         raise ValueError(f"warmup is {warmup}: give 0 or more unrecorded runs")
-    recorder = _recorder or _torch_recorder()
+    recorder = _recorder or _torch_recorder(memory)
     for _ in range(warmup):
         fn(*args, **kwargs)
     trace = recorder(lambda: fn(*args, **kwargs))
@@ -44,17 +47,17 @@ def record(fn: Callable[..., Any], *args: Any, warmup: int = 1, **kwargs: Any) -
     return trace
 
 
-def _torch_recorder() -> Recorder:
+def _torch_recorder(memory: bool) -> Recorder:
     try:
         import torch
     except ImportError:
         raise RuntimeError(NO_DEVICE) from None
     if not torch.cuda.is_available():
         raise RuntimeError(NO_DEVICE)
-    return _record_cuda
+    return partial(_record_cuda, memory=memory)
 
 
-def _record_cuda(call: Callable[[], Any]) -> Trace:
+def _record_cuda(call: Callable[[], Any], *, memory: bool) -> Trace:
     """One profiled run between two synchronisations."""
     import torch
     from torch.profiler import ProfilerActivity, profile
@@ -63,7 +66,8 @@ def _record_cuda(call: Callable[[], Any]) -> Trace:
     torch.cuda.synchronize()
     with profile(activities=activities, acc_events=True):   # a process's first profile pays for starting the profiler
         torch.cuda.synchronize()
-    with profile(activities=activities, acc_events=True) as profiler:
+    asked: dict[str, bool] = {"profile_memory": True} if memory else {}
+    with profile(activities=activities, acc_events=True, **asked) as profiler:
         call()
         torch.cuda.synchronize()
     with tempfile.TemporaryDirectory() as folder:
@@ -74,4 +78,7 @@ def _record_cuda(call: Callable[[], Any]) -> Trace:
     if not trace.devices:
         warnings.warn("the profiler saw no work on the device: another profiler is running, or this user may not use "
                       "the GPU's counters (CUPTI)", TraceWarning, stacklevel=3)
+    if memory and not trace.has_memory:
+        warnings.warn("the profiler saw no allocation and no free on the device during this run, so the trace has no "
+                      "record of memory", TraceWarning, stacklevel=3)
     return trace

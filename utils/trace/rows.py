@@ -101,7 +101,7 @@ class RowReader:
             "name": np.array(names, dtype=object),
             "note": note,
             "kind": codes.astype(np.int8),
-            "correlation": _whole(column(args, "correlation", -1), -1),
+            "correlation": whole(column(args, "correlation", -1), -1),
             "track": self._track_codes(rows),
             **(_own_places(args) if own else _places(rows, args, codes)),
         }
@@ -137,10 +137,10 @@ def _places(rows: list[Row], args: list[Row], kinds: NDArray[np.int16]) -> dict[
     places = {name: np.full(len(rows), default, np.int64) for name, default in columns.items()}
     here = np.flatnonzero(kinds != HOST).tolist()
     rows, args = [rows[at] for at in here], [args[at] for at in here]
-    places["stream"][here] = _whole(_first(column(args, "stream"), column(rows, "tid")), -1)
-    places["device"][here] = _whole(_first(column(args, "device"), column(args, "inDevice"), column(rows, "pid")), 0)
-    places["bytes"][here] = _whole(column(args, "bytes", 0), 0)
-    places["graph"][here] = _whole(column(args, "graph id", 0), 0)
+    places["stream"][here] = whole(_first(column(args, "stream"), column(rows, "tid")), -1)
+    places["device"][here] = whole(_first(column(args, "device"), column(args, "inDevice"), column(rows, "pid")), 0)
+    places["bytes"][here] = whole(column(args, "bytes", 0), 0)
+    places["graph"][here] = whole(column(args, "graph id", 0), 0)
     return {**places, "lane": LANE_BY_KIND[kinds]}
 
 
@@ -159,15 +159,15 @@ def _own_kinds(args: list[Row]) -> NDArray[np.int16]:
 
 def _own_places(args: list[Row]) -> dict[str, NDArray[Any]]:
     return {
-        "stream": _whole(column(args, "stream", -1), -1),
-        "device": _whole(column(args, "device", -1), -1),
-        "bytes": _whole(column(args, "bytes", 0), 0),
-        "graph": _whole(column(args, "graph id", 0), 0),
+        "stream": whole(column(args, "stream", -1), -1),
+        "device": whole(column(args, "device", -1), -1),
+        "bytes": whole(column(args, "bytes", 0), 0),
+        "graph": whole(column(args, "graph id", 0), 0),
         "lane": np.array([LANE_CODES[lane] for lane in column(args, "lane")], dtype=np.int8),
     }
 
 
-def _whole(values: list[Any], default: int) -> NDArray[np.int64]:
+def whole(values: list[Any], default: int) -> NDArray[np.int64]:
     """Whole numbers; digits in quotes count, anything else becomes ``default``."""
     try:
         array = np.array(values)

@@ -84,17 +84,17 @@ def spans_from_columns(columns: Mapping[str, Sequence[Any]]) -> Spans:
     """
     _check_shape(columns)
     size = len(columns["name"])
-    whole = {name: _whole(name, columns.get(name), size) for name in DEFAULTS}
+    whole = {name: whole_numbers(name, columns.get(name), size, default) for name, default in DEFAULTS.items()}
     kind = _codes("kind", columns["kind"], KIND_CODES)
     lane = _codes("lane", columns["lane"], LANE_CODES) if "lane" in columns else LANE_BY_KIND[kind]
     if "device" not in columns:
         whole["device"] = np.where(kind == KIND_CODES["host"], -1, 0)
-    duration_ns = _nanoseconds("duration_us", columns["duration_us"])
+    duration_ns = nanoseconds("duration_us", columns["duration_us"])
     if (duration_ns < 0).any():
         at = int(np.argmax(duration_ns < 0))
         seen = f"duration_us of {columns['name'][at]!r} (row {at}) is {columns['duration_us'][at]}"
         raise TraceError(f"{seen}: give 0 or more")
-    times = {"start_ns": _nanoseconds("start_us", columns["start_us"]), "duration_ns": duration_ns}
+    times = {"start_ns": nanoseconds("start_us", columns["start_us"]), "duration_ns": duration_ns}
     return sorted_spans({"name": _names(columns["name"]), "kind": kind, "lane": lane, **times, **whole})
 
 
@@ -124,9 +124,8 @@ def _codes(column: str, values: Sequence[Any], codes: Mapping[str, int]) -> NDAr
         raise TraceError(f"unknown {column} {error.args[0]!r}: one of {', '.join(codes)}") from None
 
 
-def _whole(column: str, values: Sequence[Any] | None, size: int) -> NDArray[np.int64]:
-    """Whole numbers; None stands for the column's default."""
-    default = DEFAULTS[column]
+def whole_numbers(column: str, values: Sequence[Any] | None, size: int, default: int) -> NDArray[np.int64]:
+    """``size`` whole numbers; None, for all or for one of them, stands for ``default``. Raises TraceError."""
     if values is None:
         return np.full(size, default, dtype=np.int64)
     try:
@@ -140,7 +139,8 @@ def _is_int64(value: Any) -> bool:
     return value is None or (hasattr(value, "__index__") and -2**63 <= value.__index__() < 2**63)
 
 
-def _nanoseconds(column: str, values: Sequence[Any]) -> NDArray[np.int64]:
+def nanoseconds(column: str, values: Sequence[Any]) -> NDArray[np.int64]:
+    """Microseconds as whole nanoseconds. Raises TraceError for what is no number, or none below 104 days."""
     try:
         micro = np.asarray(values, dtype=np.float64)
     except (TypeError, ValueError):

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from .. import intervals
 from .errors import TraceError
 from .kineto import load_kineto
+from .memory import HOST_DEVICE, NO_LEVELS, Levels, Memory, levels_from_columns, memory_of
 from .spans import COLUMNS, KIND_CODES, LANE_CODES, NS_PER_US, WORK_KINDS, Spans, spans_from_columns
 from .writing import Tracks, write_kineto
 
@@ -33,8 +34,9 @@ class Trace:
     """
 
     def __init__(self, spans: Spans, annotations: Spans | None = None, *, name: str = "", tracks: Tracks = (),
-                 meta: Mapping[str, Any] | None = None, skipped: Mapping[str, int] | None = None) -> None:
-        self._spans = spans
+                 meta: Mapping[str, Any] | None = None, skipped: Mapping[str, int] | None = None,
+                 memory: Levels | None = None) -> None:
+        self._spans, self._levels = spans, NO_LEVELS if memory is None else memory
         self._notes = spans.take(np.zeros(len(spans), dtype=bool)) if annotations is None else annotations
         self._tracks = tuple(tracks)
         self.name = name
@@ -53,17 +55,20 @@ class Trace:
         """
         loaded = load_kineto(path, progress=progress)
         return cls(loaded.spans, loaded.annotations, tracks=loaded.tracks, meta=loaded.meta, skipped=loaded.skipped,
-                   name=Path(path).name.removesuffix(".gz").removesuffix(".json"))
+                   memory=loaded.memory, name=Path(path).name.removesuffix(".gz").removesuffix(".json"))
 
     @classmethod
     def from_columns(cls, columns: Mapping[str, Sequence[Any]], *, name: str = "",
-                     annotations: Mapping[str, Sequence[Any]] | None = None) -> Trace:
+                     annotations: Mapping[str, Sequence[Any]] | None = None,
+                     memory: Mapping[str, Sequence[Any]] | None = None) -> Trace:
         """Make a trace of columns as ``columns`` returns them; times are kept as given, to the nanosecond.
 
         Needed are name, kind, start_us, duration_us; lane follows from kind, stream and correlation default to -1
-        (None stands for it), bytes to 0; ``device`` and ``graph`` may be added. Raises TraceError for anything else.
+        (None stands for it), bytes to 0; ``device`` and ``graph`` may be added. ``memory``: us and bytes (allocated
+        from then on), held_bytes, reserved_bytes, device where known. Raises TraceError for anything else.
         """
-        return cls(spans_from_columns(columns), annotations and spans_from_columns(annotations), name=name)
+        return cls(spans_from_columns(columns), annotations and spans_from_columns(annotations), name=name,
+                   memory=memory and levels_from_columns(memory))
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write Kineto JSON, gzip when the name ends in .json.gz, for Perfetto, chrome://tracing and ``load``.
@@ -72,7 +77,7 @@ class Trace:
         """
         if not os.fspath(path).endswith(SUFFIXES):
             raise ValueError(f"cannot save a trace as {os.fspath(path)!r}: give a name that ends in .json or .json.gz")
-        write_kineto(path, self._spans, self._notes, self._tracks, self.meta)
+        write_kineto(path, self._spans, self._notes, self._levels, self._tracks, self.meta)
 
     # --- tables -----------------------------------------------------------------------------------------------------
 
@@ -124,11 +129,36 @@ class Trace:
         return tuple(int(stream) for stream in np.unique(self._spans.stream[chosen]))
 
     def only(self, *, device: int) -> Trace:
-        """The same trace with the spans of one device and of the host. Raises ValueError for a device without any."""
+        """The same trace with what one device and the host did. Raises ValueError for a device without any."""
         if device not in self.devices:
             raise ValueError(f"no span on device {device}: this trace has {self.devices}")
-        spans, notes = (table.take(np.isin(table.device, (-1, device))) for table in (self._spans, self._notes))
-        return Trace(spans, notes, tracks=self._tracks, meta=self.meta, skipped=self.skipped, name=self.name)
+        spans, notes, memory = (table.take(np.isin(table.device, (HOST_DEVICE, device)))
+                                for table in (self._spans, self._notes, self._levels))
+        return Trace(spans, notes, tracks=self._tracks, meta=self.meta, skipped=self.skipped, name=self.name,
+                     memory=memory)
+
+    # --- memory -----------------------------------------------------------------------------------------------------
+
+    @property
+    def has_memory(self) -> bool:
+        """Whether there is a record of device memory."""
+        return bool((self._levels.device != HOST_DEVICE).any())
+
+    @property
+    def memory(self) -> Memory:
+        """Device memory over time: ``.us``, ``.bytes`` and more, one entry per allocation and free.
+
+        Raises ValueError when there is no record, saying how to get one, and for that of several devices.
+        """
+        return memory_of(self._levels, None)
+
+    def memory_of(self, device: int) -> Memory:
+        """The same for one device; -1: the host's, as far as the profiler saw it."""
+        return memory_of(self._levels, device)
+
+    def peak_bytes(self, *, start: float | None = None, stop: float | None = None, series: str = "allocated") -> int:
+        """The most bytes of device memory at any time (µs) from start to stop; see ``Memory.peak_bytes``."""
+        return self.memory.peak_bytes(start=start, stop=stop, series=series)
 
     # --- measures ---------------------------------------------------------------------------------------------------
 
@@ -193,10 +223,11 @@ class Trace:
         return len(self._spans)
 
     def __eq__(self, other: object) -> bool:
-        """Equal spans and annotations, whatever the traces are called and wherever they came from."""
+        """Equal spans, annotations and memory, whatever the traces are called and wherever they came from."""
         if not isinstance(other, Trace):
             return NotImplemented
-        return self._spans.same(other._spans) and self._notes.same(other._notes)
+        pairs = zip((self._spans, self._notes, self._levels), (other._spans, other._notes, other._levels), strict=True)
+        return all(mine.same(theirs) for mine, theirs in pairs)
 
     __hash__ = None  # type: ignore[assignment]
 

@@ -12,6 +12,8 @@ from typing import Any
 
 import numpy as np
 
+from .memory import HOST_DEVICE, Levels
+from .memory_rows import memory_rows
 from .spans import KIND_CODES, KINDS, LANES, NS_PER_US, Spans
 
 HOST_PID = 1_000_000             # stands for a host process that is unknown, or known by a device's number
@@ -25,7 +27,7 @@ Tracks = Sequence[tuple[Any, Any]]
 Places = dict[tuple[int, int], str]      # (pid, tid) -> name of the track
 
 
-def write_kineto(path: str | os.PathLike[str], spans: Spans, notes: Spans, tracks: Tracks,
+def write_kineto(path: str | os.PathLike[str], spans: Spans, notes: Spans, memory: Levels, tracks: Tracks,
                  meta: Mapping[str, Any]) -> None:
     """Write a trace file; it replaces ``path`` only when it is complete."""
     target = Path(path)
@@ -34,9 +36,9 @@ def write_kineto(path: str | os.PathLike[str], spans: Spans, notes: Spans, track
         with open(handle, "wb") as raw:
             if target.name.endswith(".gz"):
                 with gzip.GzipFile(filename="", mode="wb", fileobj=raw, compresslevel=6, mtime=0) as packed:
-                    _write(packed, spans, notes, tracks, meta)
+                    _write(packed, _rows(spans, notes, memory, tracks), meta)
             else:
-                _write(raw, spans, notes, tracks, meta)
+                _write(raw, _rows(spans, notes, memory, tracks), meta)
         os.chmod(part, 0o666 & ~_umask())
         os.replace(part, target)
     except BaseException:
@@ -51,12 +53,12 @@ def _umask() -> int:
     return mask
 
 
-def _write(file: Any, spans: Spans, notes: Spans, tracks: Tracks, meta: Mapping[str, Any]) -> None:
+def _write(file: Any, rows: Iterator[str], meta: Mapping[str, Any]) -> None:
     head = {"schemaVersion": 1, **meta, "displayTimeUnit": "ms", "baseTimeNanoseconds": 0, "backToBack": 1}
     file.write(json.dumps(head)[:-1].encode() + b',\n"traceEvents": [\n')
     block: list[str] = []
     separator = ""
-    for row in _rows(spans, notes, tracks):
+    for row in rows:
         block.append(row)
         if len(block) == BLOCK_ROWS:
             file.write((separator + ",\n".join(block)).encode())
@@ -64,13 +66,18 @@ def _write(file: Any, spans: Spans, notes: Spans, tracks: Tracks, meta: Mapping[
     file.write((separator + ",\n".join(block) if block else "").encode() + b"\n]}\n")
 
 
-def _rows(spans: Spans, notes: Spans, tracks: Tracks) -> Iterator[str]:
+def _rows(spans: Spans, notes: Spans, memory: Levels, tracks: Tracks) -> Iterator[str]:
     places: Places = {}
     work = list(_span_rows(spans, tracks, places, CATEGORIES))
     named = list(_span_rows(notes, tracks, places, NOTE_CATEGORIES))
+    if len(memory):
+        places.setdefault((HOST_PID, 0), "host thread")
+        for device in np.unique(memory.device[memory.device != HOST_DEVICE]).tolist():
+            places.setdefault((device, 0), "memory")
     yield from _name_rows(places)
     yield from work
     yield from named
+    yield from memory_rows(memory, HOST_PID, _us)
     yield from _arrow_rows(spans, tracks)
 
 

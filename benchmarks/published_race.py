@@ -1,9 +1,10 @@
-"""The published double-buffer schedule, five calls in a row: the error of each call, beside its repairs.
+"""The published double-buffer schedule, five calls in a row: the error of each call and the time, beside its repairs.
 
     python benchmarks/published_race.py benchmarks/results/published_race_h200.json
 
 Relative error of a call: the norm of its difference from the resident model's output over the norm of that output.
-Every call has an input of its own.
+Every call has an input of its own. Times are per call, ten in a row after a synchronisation; programs take turns, and the
+smaller of two is kept.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ import torch
 from benchmarks.machine import describe_machine
 from utils.lessons import import_lesson
 
-WIDTH, CALLS = 8192, 5
+WIDTH, CALLS, TIMED_CALLS, ROUNDS = 8192, 5, 10, 2
 CASES = ((23, 8192), (24, 8192), (23, 16384), (24, 16384))
 
 
@@ -39,9 +40,9 @@ def errors(model: Callable[[torch.Tensor], torch.Tensor], xs: list[torch.Tensor]
 @torch.inference_mode()
 def main(output: Path) -> None:
     """Run every model of lesson 04 on every case."""
-    lesson = import_lesson("04_double_buffered_onload")
+    lesson, ms_per_call = import_lesson("04_double_buffered_onload"), import_lesson("03_serial_mlp").ms_per_call
     models = {name: getattr(lesson, name) for name in
-              ("PublishedMLP", "HalfFixedMLP", "WaitStreamMLP", "OwnBufferMLP")}
+              ("PublishedMLP", "HalfFixedMLP", "WaitStreamMLP", "OwnBufferMLP", "CarriedMLP")}
     models["RingMLP"] = lambda weights: lesson.RingMLP(weights, prefetch=False)
     models["RingMLP with prefetch"] = lesson.RingMLP
     torch.manual_seed(0)
@@ -54,8 +55,12 @@ def main(output: Path) -> None:
         wanted = [resident(x) for x in xs]
         torch.cuda.synchronize()   # or the next model's first copies go into this one's memory while it is still read
         del resident
+        made = {name: make(weights[:layers]) for name, make in models.items()}
         case = {"layers": layers, "batch": batch,
-                "errors": {name: errors(make(weights[:layers]), xs, wanted) for name, make in models.items()}}
+                "errors": {name: errors(model, xs, wanted) for name, model in made.items()}}
+        rounds = [{name: ms_per_call(lambda model=model: model(xs[0]), TIMED_CALLS) for name, model in made.items()}
+                  for _ in range(ROUNDS)]
+        case["ms"] = {name: round(min(found[name] for found in rounds), 3) for name in made}
         found["cases"].append(case)
         print(case, file=sys.stderr)
     output.write_text(json.dumps(found, indent=1) + "\n")

@@ -2,6 +2,8 @@
 
     h2d stream 13     |[128 MiB>[128 MiB>[128 MiB>[128 MiB>.........|
     compute stream 7  |.........[gemm#:..[gemm#:..[gemm#:..[gemm#::.|
+    memory   400 MiB  |=============================================|
+             200 MiB  |@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@|
     ms                 0         10        20        30        40
 """
 
@@ -24,7 +26,7 @@ __all__ = ["Picture", "dag_and_schedule", "dag_figure", "timeline"]
 def timeline(
     x: Any, *, start: float | None = None, stop: float | None = None, critical: bool | Iterable[Any] = True,
     bound: float | Mapping[str, float] | None = None, bound_kind: str = "", title: str = "", unit: str = "ms",
-    lanes: Sequence[str] | None = None,
+    lanes: Sequence[str] | None = None, memory: bool = False, budget: float | Mapping[str, float] | None = None,
 ) -> Picture:
     """Draw what ran when: one lane per stream and engine, or per unit of a resource.
 
@@ -34,12 +36,18 @@ def timeline(
     ("cold", "steady"). Times are in µs for traces, for schedules in ``unit``: ns, us, ms, s or any other word.
     ``critical``: outline the critical path of a schedule; or the tasks (of a trace: row numbers) to outline.
     ``lanes``: engines of a trace to show, by default "host", "h2d", "compute", "d2h" and any that are no CUDA engine.
-    Bound, actual, lost and uncovered copies are those of the whole run, also when a part is shown; the actual time of
-    a trace runs from the first to the last span on the device. Idle gaps are shaded on the compute lanes;
-    in a schedule without any, on the resource with the largest load per unit.
-    Raises TypeError for anything else, ValueError for times that are no numbers and for windows that show nothing.
+    ``memory``: under the lanes of each trace draw what was in use on the device: allocated, and in freed blocks that
+    another stream still needs (only the simulated device knows those). Memory is taken and given back when the host
+    asks, so the steps stand at its calls, before the work of the device. ``budget``: bytes, a dashed line (per name if
+    you like); what lies above it stands out, and the title says by how much; it implies ``memory``.
+    Bound, actual, lost, uncovered copies and the peak of memory are those of the whole run, also when a part is shown;
+    the actual time of a trace runs from the first to the last span on the device. Idle gaps are shaded on the compute
+    lanes; in a schedule without any, on the resource with the largest load per unit.
+    Raises TypeError for anything else, ValueError for times that are no numbers, for windows that show nothing, and
+    with ``memory`` for schedules and traces without a record.
     """
-    options = Options(start, stop, critical, bound, clean(bound_kind), check_unit(unit), lanes)
+    memory = memory or budget is not None
+    options = Options(start, stop, critical, bound, clean(bound_kind), check_unit(unit), lanes, memory, budget)
     return Picture(_scene(panels_of(x, options), title))
 
 

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from ..dag import lower_bound
 from ..intervals import Intervals, measure, subtract, union
 from .kinds import CODE, ENGINE_NAMES, ENGINES, SHOWN_ENGINES, code_of
+from .memory import budgets_of, memory_panel, share_scale
 from .model import Facts, Lane, Panel, check_window, idle_gaps
 from .names import clean, short_name, size_name
 from .units import US_PER_UNIT
@@ -30,6 +31,8 @@ class Options:
     bound_kind: str = ""
     unit: str = "ms"
     lanes: Sequence[str] | None = None
+    memory: bool = False
+    budget: float | Mapping[str, float] | None = None
 
     def bound_of(self, name: str) -> float | None:
         bound = self.bound.get(name) if isinstance(self.bound, Mapping) else self.bound
@@ -48,7 +51,9 @@ def panels_of(x: Any, options: Options) -> list[Panel]:
         runs = [(clean(getattr(x, "name", "") or ""), x)]
     if not runs:
         raise ValueError("nothing to draw: give at least one trace or schedule")
-    return _zoomed([_panel_of(name, run, options) for name, run in runs], options)
+    budgets = budgets_of(options.budget, [name for name, _ in runs])
+    panels = [_panel_of(name, run, replace(options, budget=budgets[name])) for name, run in runs]
+    return _zoomed(share_scale(panels) if options.memory else panels, options)
 
 
 def _zoomed(panels: list[Panel], options: Options) -> list[Panel]:
@@ -62,6 +67,9 @@ def _zoomed(panels: list[Panel], options: Options) -> list[Panel]:
 
 def _panel_of(name: str, run: Any, options: Options) -> Panel:
     if hasattr(run, "runs") and hasattr(run, "graph"):
+        if options.memory:
+            raise ValueError(f"{name or 'a schedule'} has no memory over time, only tasks and their times: "
+                             "memory=True and budget= are for traces")
         return _schedule_panel(name, run, options)
     if hasattr(run, "columns"):
         return _trace_panel(name, run, options)
@@ -83,8 +91,11 @@ def _trace_panel(name: str, trace: Any, options: Options) -> Panel:
     order = kept[np.lexsort((start[kept], key_of[kept]))]
     threads = sum(key[0] == "host" for key in keys)
     lanes = tuple(_trace_lane(*key, threads) for key in keys)
-    whole = (start[order].min(), stop[order].max()) if order.size else (0.0, 0.0)
-    window = check_window(None, None, (float(whole[0]), float(whole[1])))
+    whole = (float(start[order].min()), float(stop[order].max())) if order.size else (0.0, 0.0)
+    memory = memory_panel(trace, name, whole[1], options.budget) if options.memory else None
+    if memory:
+        whole = min(whole[0], float(memory.time[0])), max(whole[1], float(memory.time[-1]))
+    window = check_window(None, None, whole)
     critical = np.zeros(order.size, dtype=bool)
     if not isinstance(options.critical, bool):
         critical = np.isin(order, np.asarray(list(options.critical), dtype=np.int64))
@@ -94,6 +105,7 @@ def _trace_panel(name: str, trace: Any, options: Options) -> Panel:
         name=name, unit="us", lanes=lanes, lane=key_of[order], start=start[order], stop=stop[order],
         kind=kind[order], label=_trace_label(table, order), critical=critical, window=window, facts=facts,
         gaps={index: idle for index, lane in enumerate(lanes) if lane.engine == "compute"}, cut_labels=True,
+        memory=memory,
     )
 
 

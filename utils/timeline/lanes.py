@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from .collapse import Blocks, collapse
 from .kinds import CRITICAL, EDGE, GAP, GAP_INK, GREY, GRID, INK, KINDS
+from .memory import HEADROOM_IN, STRIP_IN
 from .model import Panel
 from .names import FAMILY, drawable, families, inches, label_inches
 from .units import number, quantity, ticks
@@ -50,7 +51,9 @@ def lane_heights(panel: Panel) -> list[float]:
 
 
 def panel_height(panel: Panel) -> float:
-    return sum(lane_heights(panel)) or LANE_IN
+    """Inches for all lanes, and for memory where it is shown."""
+    lanes = sum(lane_heights(panel))
+    return lanes + HEADROOM_IN + STRIP_IN if panel.memory else lanes or LANE_IN
 
 
 # what stays while bars move
@@ -67,7 +70,7 @@ def draw_frame(axes: Axes, panel: Panel, scale: Scale, axis_labels: bool = True)
     axes.spines["bottom"].set(color=GREY, linewidth=0.6)
     _draw_ticks(axes, scale)
     tops = np.concatenate(([0.0], np.cumsum(heights)))
-    axes.hlines(tops[1:-1], *scale.window, color=GRID, linewidth=0.8)
+    axes.hlines(tops[1:] if panel.memory else tops[1:-1], *scale.window, color=GRID, linewidth=0.8)
     for lane, top, height in zip(panel.lanes, tops, heights, strict=False):
         axes.add_artist(text_artist(-8 / scale.pixels, 1 - (top + height / 2) / total, drawable(lane.label),
                               transform=axes.transAxes, ha="right"))

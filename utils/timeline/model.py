@@ -1,7 +1,7 @@
 """What a timeline shows: lanes of bars on one time axis, free of any drawing.
 
     panel   one run: lanes from top to bottom, and the facts of its title
-    lane    one stream on one engine, or one unit of a resource
+    lane    one stream on one engine, or one unit of a resource; under the lanes, if asked for, memory over time
     bar     one span of work: lane, row (spans that overlap in a lane get rows of their own), start, stop, kind
 """
 
@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..intervals import EMPTY, Intervals, clip, measure, union
+from .memory import MemoryPanel
 
 ROUNDING = 1e-10  # of the latest time: start + duration of one bar against the start of the next, in float64
 MAX_ROWS = 3      # of overlapping spans in a lane; deeper ones share the last
@@ -66,6 +67,7 @@ class Panel:
     gaps: dict[int, Intervals] = field(default_factory=dict)
     keep_unit: bool = False          # show times in ``unit`` while they are readable
     cut_labels: bool = False         # labels that do not fit may be cut
+    memory: MemoryPanel | None = None
     row: NDArray[np.int64] = field(init=False)
     rows: tuple[int, ...] = field(init=False)
 

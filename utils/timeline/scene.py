@@ -24,6 +24,8 @@ from .graph_layout import GraphView, graph_height
 from .graph_picture import graph_artists
 from .kinds import CRITICAL, GAP, INK, KINDS, PAPER
 from .lanes import DPI, FONT, Scale, bar_artists, draw_frame, panel_height, text_artist
+from .memory import memory_line
+from .memory_picture import draw_memory_frame, memory_artists, memory_gutter, memory_handles
 from .model import Panel
 from .names import FAMILY, columns, drawable, fit, inches
 from .text import facts_line, window_line
@@ -33,7 +35,7 @@ WIDTH_IN = 9.4          # fits beside a file browser on a 1366-pixel screen
 RIGHT_IN, EDGE_IN = 0.25, 0.10
 LINE_IN, TITLE_IN = 0.20, 0.24      # a line of text, the title
 AXIS_IN = 0.26          # tick labels
-LEGEND_IN = 0.30
+LEGEND_IN, LEGEND_LINE_IN = 0.30, 0.22      # the first line and its margin, a further line
 GAP_IN = 0.10           # between panels
 TITLE_POINTS = 10.5
 STICKY_SHARE = 0.4      # a sticky axis stays while the run fills at least this share of it
@@ -140,6 +142,8 @@ class Stage:
             axes.set_ylim(row.height, 0)
             if row.panel:
                 draw_frame(axes, row.panel, self._scale, axis_labels=index == len(rows) - 1)
+                if row.panel.memory:
+                    draw_memory_frame(axes, row.panel.memory, self._scale)
             else:
                 axes.set_xlim(0, end - start)
                 axes.set_axis_off()
@@ -165,11 +169,14 @@ class Stage:
         if any(collapse(panel, self._window, self._scale.pixels)[1].share.size for panel in scene.panels):
             handles.append(Patch(facecolor="#999999", label="uneven blocks: many short spans, height = busy"))
         top += AXIS_IN if scene.panels else 0
-        if handles:
-            self.figure.legend(
-                handles=handles, loc="upper left", bbox_to_anchor=(0.004, 1 - top / self._height),
-                ncols=len(handles), frameon=False, handlelength=1.6, handleheight=1.0, columnspacing=1.2,
-                labelcolor=INK, prop={"family": FAMILY, "size": FONT})
+        memories = [panel.memory for panel in scene.panels if panel.memory]
+        for entries in (handles, memory_handles(memories) if memories else []):
+            if entries:
+                self.figure.legend(
+                    handles=entries, loc="upper left", bbox_to_anchor=(0.004, 1 - top / self._height),
+                    ncols=len(entries), frameon=False, handlelength=1.6, handleheight=1.0, columnspacing=1.2,
+                    labelcolor=INK, prop={"family": FAMILY, "size": FONT})
+                top += LEGEND_LINE_IN
 
     # the bars
     def _move(self, scene: Scene) -> None:
@@ -179,6 +186,8 @@ class Stage:
         for axes, row in zip(self._axes, _rows(scene, self._window), strict=True):
             artists = (bar_artists(row.panel, self._scale) if row.panel
                        else graph_artists(scene.graph, axes.get_xlim()[1], row.height))
+            if row.panel and row.panel.memory:
+                artists += memory_artists(row.panel.memory, row.panel.window, self._scale, row.height)
             if row.panel:
                 artists += _heading(row.panel, self._scale, scene.title)
             for artist in artists:
@@ -190,6 +199,8 @@ def _heading(panel: Panel, scale: Scale, title: str) -> list[Artist]:
     """Name and facts above a panel; they change with the bars."""
     name = f"{panel.name}: " if panel.name and panel.name != title else ""
     lines = [name + facts_line(panel, scale.unit, scale.factor)]
+    if panel.memory:
+        lines.append(memory_line(panel.memory, panel.window))
     if extra := window_line(panel, panel.window, scale.unit, scale.factor):
         lines.append(extra)
     return [text_artist(scale.window[0], -LINE_IN * (index + 0.55), drawable(line))
@@ -199,14 +210,15 @@ def _heading(panel: Panel, scale: Scale, title: str) -> list[Artist]:
 def _rows(scene: Scene, window: tuple[float, float]) -> list[_Row]:
     rows = [_Row(None, graph_height(scene.graph), 0.0)] if scene.graph else []
     for panel in scene.panels:
-        lines = 2 if window_line(panel, panel.window, "", 1.0) else 1
+        lines = 1 + bool(panel.memory) + bool(window_line(panel, panel.window, "", 1.0))
         rows.append(_Row(panel, panel_height(panel), LINE_IN * lines + 0.06 + (GAP_IN if rows else 0)))
     return rows
 
 
 def _gutter(scene: Scene) -> float:
-    labels = [drawable(lane.label) for panel in scene.panels for lane in panel.lanes]
-    return min(max((inches(label, FONT) for label in labels), default=0.0), 2.4) + EDGE_IN + 0.14
+    widths = [inches(drawable(lane.label), FONT) for panel in scene.panels for lane in panel.lanes]
+    widths += [memory_gutter(panel.memory) for panel in scene.panels if panel.memory]
+    return min(max(widths, default=0.0), 2.4) + EDGE_IN + 0.14
 
 
 def _codes(scene: Scene) -> list[int]:
@@ -222,6 +234,7 @@ def scene_height(scene: Scene) -> float:
     """Height of the picture in inches."""
     rows = sum(row.height + row.above for row in _rows(scene, scene.window))
     below = LEGEND_IN + (AXIS_IN if scene.panels else 0)
+    below += LEGEND_LINE_IN if any(panel.memory for panel in scene.panels) else 0.0
     return max(2 * EDGE_IN + (TITLE_IN if scene.title else 0.0) + rows + below, scene.height_in)
 
 
@@ -235,6 +248,12 @@ def scene_unit(scene: Scene, window: tuple[float, float]) -> tuple[str, float]:
 def _frame_key(scene: Scene, window: tuple[float, float]) -> Hashable:
     """Two scenes with equal keys have the same frame."""
     panels = tuple((panel.lanes, panel.rows, bool(window_line(panel, panel.window, "", 1.0)),
-                    any(starts.size for starts, _ in panel.gaps.values())) for panel in scene.panels)
+                    any(starts.size for starts, _ in panel.gaps.values()), _memory_key(panel))
+                   for panel in scene.panels)
     graph = (len(scene.graph.places), graph_height(scene.graph)) if scene.graph else None
     return (window, scene.title, panels, graph, tuple(_codes(scene)), _has_critical(scene), scene.height_in)
+
+
+def _memory_key(panel: Panel) -> Hashable:
+    memory = panel.memory
+    return memory and (memory.scale, memory.has_held, memory.budget is not None)

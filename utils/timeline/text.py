@@ -8,6 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .kinds import BEGIN_CHAR, IDLE_CHAR, KINDS, PART_CHAR
+from .memory import memory_line
+from .memory_text import chart_key, chart_rows, memory_table, row_labels
 from .model import Panel
 from .names import clean, columns, fit, label_columns
 from .units import axis_unit, decimals_for, number, quantity, ticks
@@ -54,6 +56,8 @@ def timeline_text(panels: list[Panel], window: tuple[float, float], title: str) 
     """All panels on the same axis, the key in words, and one table per panel."""
     unit, factor = axis_unit(panels[0].unit, window[1] - window[0], keep=panels[0].keep_unit)
     labels = [unit, *(lane.label for panel in panels for lane in panel.lanes)]
+    memories = [panel.memory for panel in panels if panel.memory]
+    labels += [label for memory in memories for label in row_labels(memory)]
     gutter = min(max(columns(label) for label in labels), LABEL_WIDTH)
     cells = WIDTH - gutter - 3
     lines = wrapped(title) if title else []
@@ -61,14 +65,18 @@ def timeline_text(panels: list[Panel], window: tuple[float, float], title: str) 
         if panel.name and panel.name != title:
             lines += wrapped(f"{panel.name}:")
         lines += wrapped(facts_line(panel, unit, factor))
+        lines += wrapped(memory_line(panel.memory, panel.window)) if panel.memory else []
         lines += wrapped(window_line(panel, window, unit, factor))
         lines += [f"{fit(lane.label, gutter)} |{lane_row(panel, index, window, cells)}|"
                   for index, lane in enumerate(panel.lanes)]
-        lines += [] if panel.lanes else ["(no spans)"]
+        lines += [] if panel.lanes or panel.memory else ["(no spans)"]
+        lines += chart_rows(panel.memory, window, cells, gutter) if panel.memory else []
     lines.append(f"{fit(unit, gutter)}  {axis_row(window, cells, factor)}")
     lines += wrapped(key_line(panels))
+    lines += wrapped(chart_key(memories)) if memories else []
     for panel in panels:
         lines += ["", *table_lines(panel, unit, factor, gutter, len(panels) > 1)]
+        lines += memory_table(panel.memory, panel.window, unit, factor, gutter) if panel.memory else []
         if panel.path:
             lines += wrapped(f"critical path: {' > '.join(panel.path)}")
         elif panel.critical.any():
@@ -175,6 +183,8 @@ def summary(panels: list[Panel], window: tuple[float, float], title: str) -> str
         lanes = ", ".join(f"{lane.label} {round(100 * (1 - panel.idle_share(index)))} % busy"
                           for index, lane in enumerate(panel.lanes[:12]))
         name = f"{panel.name}: " if panel.name and panel.name != title else ""
-        parts.append(f"{name}{facts_line(panel, unit, factor)}. Lanes: {lanes or 'none'}.")
+        facts = facts_line(panel, unit, factor)
+        facts += f", {memory_line(panel.memory, panel.window)}" if panel.memory else ""
+        parts.append(f"{name}{facts}. Lanes: {lanes or 'none'}.")
     return " ".join([f"Timeline{' of ' + title if title else ''}.", *parts])
 

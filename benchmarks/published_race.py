@@ -3,8 +3,8 @@
     python benchmarks/published_race.py benchmarks/results/published_race_h200.json
 
 Relative error of a call: the norm of its difference from the resident model's output over the norm of that output.
-Every call has an input of its own. Times are per call, ten in a row after a synchronisation; programs take turns, and the
-smaller of two is kept.
+Every call has an input of its own. Times are per call, ten in a row after a synchronisation; programs take turns, and
+the smaller of two is kept.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -58,7 +59,7 @@ def main(output: Path) -> None:
         made = {name: make(weights[:layers]) for name, make in models.items()}
         case = {"layers": layers, "batch": batch,
                 "errors": {name: errors(model, xs, wanted) for name, model in made.items()}}
-        rounds = [{name: ms_per_call(lambda model=model: model(xs[0]), TIMED_CALLS) for name, model in made.items()}
+        rounds = [{name: ms_per_call(partial(model, xs[0]), TIMED_CALLS) for name, model in made.items()}
                   for _ in range(ROUNDS)]
         case["ms"] = {name: round(min(found[name] for found in rounds), 3) for name in made}
         found["cases"].append(case)

@@ -105,7 +105,7 @@ class Timing:
             self._window(task, warm_up=2)
         for task in rotated(self.nearest, self.repeats) + rotated(self.others, 3 * self.repeats) if everything else ():
             self._window(task)
-        if everything:
+        if everything and not self.company:
             self.company.append(side_by_side(self.programs[RESIDENT], self.weights, self.inputs[0], self._alone()))
         self.repeats += 1
 

@@ -267,8 +267,6 @@ class Allocator:
                 self._give_back(block)
             else:
                 waiting.append((block, markers))
-        if len(waiting) < len(self.held):
-            self._remember()
         self.held = waiting
 
     def _oom_text(self, size: int) -> str:

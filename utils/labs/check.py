@@ -7,6 +7,7 @@ import traceback
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from .defaults import usual_defaults
 from .values import shown, text_of
 from .verdict import Tick, Verdict
 
@@ -58,17 +59,24 @@ class Check:
     def judge(self, answer: Answer) -> Verdict:
         """Return the verdict on ``answer``; raises ValueError when no puzzle has its name."""
         name = self._puzzle_of(answer)
-        try:
-            verdict = self.puzzles[name](answer)
-        except Refused as refused:
-            verdict = refused.verdict
-        except Unsolved:
-            verdict = Verdict(name, says=f"Write {name} in the cell above, then run this cell again.", pending=True)
-        except Exception as error:   # an answer of a kind that no judge expects: a learner sees no traceback
-            verdict = Verdict(name, [Tick("correct", False, "the check itself stopped at this answer")],
-                              says=f"{text_of(error)}\nIs what the function returns and leaves of the kind asked for?")
+        with usual_defaults() as changed:
+            verdict = self._verdict(name, answer)
+        if changed and not verdict.passed and not verdict.pending:
+            verdict.says += (f"\n(This notebook has set the {changed}; in a check they are PyTorch's own, the CPU and "
+                             "float32. Say device=... and dtype=... where you need others.)")
         self._seen[name] = (answer, verdict)
         return verdict
+
+    def _verdict(self, name: str, answer: Answer) -> Verdict:
+        try:
+            return self.puzzles[name](answer)
+        except Refused as refused:
+            return refused.verdict
+        except Unsolved:
+            return Verdict(name, says=f"Write {name} in the cell above, then run this cell again.", pending=True)
+        except Exception as error:   # an answer of a kind that no judge expects: a learner sees no traceback
+            return Verdict(name, [Tick("correct", False, "the check itself stopped at this answer")],
+                           says=f"{text_of(error)}\nIs what the function returns and leaves of the kind asked for?")
 
     def _puzzle_of(self, answer: Answer) -> str:
         name = getattr(answer, "__name__", None)

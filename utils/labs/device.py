@@ -13,17 +13,22 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from .afterwards import NEXT, library_bytes, take_freed_memory
 from .check import Answer, Refused, call
-from .values import shown
+from .defaults import usual_defaults
+from .values import shown, text_of
 from .verdict import Tick, Verdict
+from .work import CALLS_US as CALLS_US
+from .work import busy_host as busy_host
+from .work import skipped_work as skipped_work
 
 if TYPE_CHECKING:
     from ..simgpu import Hazard, Note, Profile
+    from ..simgpu.device import SimDevice
     from ..trace import Trace
 
 RATIOS = (0.1, 0.5, 1.0, 2.0, 10.0)   # copy time over compute time
 SLACK = 1.02                           # of the target time: launches may come in another order
-CALLS_US = 20.0                        # host time that a few more calls may take; a wait for the GPU takes far longer
 WIDTH = 256                            # of the square matrices in device labs, which stand for
 SCALE = 1 / 8                          # of 2048-wide ones: times are those of the larger (simgpu's Profile.scaled)
 GEMM_FLOPS = 2 * WIDTH**3
@@ -38,7 +43,9 @@ class Run:
     ``hazards``: found while the function ran; ``later``: found when the caller went on and read the result.
     ``returned_us``: when the learner's function returned, on the host's clock from its call. ``blocked_us``: host time
     spent waiting in it. ``done_us``: when the last device work ended. ``peak_bytes``: most device memory in use
-    beyond what was there before, freed blocks that another stream still needs included ("active" to the allocator).
+    beyond what was there before, freed blocks that another stream still needs included ("active" to the allocator),
+    the matrix library's workspaces, one for every stream with a product, not. ``queries``: how often the function asked
+    whether something was done.
     """
 
     ratio: float
@@ -53,6 +60,7 @@ class Run:
     trace: Trace
     streams: dict[str, int] = field(default_factory=dict)   # ids of the streams that the function was given
     allocations: int = 0                                    # pieces of device memory that it took
+    queries: int = 0
 
 
 @dataclass(frozen=True)
@@ -70,6 +78,8 @@ class Setting:
     scale: float = SCALE
     streams: Callable[[tuple[Any, ...]], dict[str, Any]] = lambda arguments: {}   # the given streams, by name
     flops: float = GEMM_FLOPS                      # of the product that a copy of WEIGHT_BYTES is compared with
+    side: bool = False                             # whether another stream than the default one is current
+    reuse: bool = True                             # whether given-back memory is written before the result is read
 
 
 def at_ratio(profile: Profile, ratio: float, scale: float, flops: float = GEMM_FLOPS) -> Profile:
@@ -84,38 +94,67 @@ def run_once(setting: Setting, answer: Answer, ratio: float, numerics: str = "ex
     from .. import simgpu
 
     profile = at_ratio(setting.profile, ratio, setting.scale, setting.flops)
-    with one_thread(), simgpu.session(profile, numerics=numerics) as gpu:
+    with one_thread(), usual_defaults(), simgpu.session(profile, numerics=numerics) as gpu:
         arguments, state = setting.prepare()
         torch.cuda.synchronize()
+        if setting.side:
+            torch.cuda.set_stream(simgpu.name(torch.cuda.Stream(), "current stream"))
         torch.cuda.reset_peak_memory_stats()
-        before, begin = torch.cuda.memory_stats()["active_bytes.all.current"], simgpu.clock()
-        here = torch.cuda.current_stream()
+        before, begin = torch.cuda.memory_stats()["active_bytes.all.current"] - library_bytes(gpu), simgpu.clock()
         if setting.start is not None:
             setting.start(state)
         taken = torch.cuda.memory_stats()["allocation.all.allocated"]
-        try:
-            result = call(setting.puzzle, answer, *arguments, on=f"copy/compute {ratio:g}", empty=True)
-        except Refused as refused:
-            if "simulated" in refused.verdict.says or "driver" in refused.verdict.says:
-                refused.verdict.says += ("\nEvery run has a device of its own: make streams and events inside the "
-                                         "function, as torch.cuda.Stream() and torch.cuda.Event().")
-            if gpu.hazards:   # an error that a race may well have caused
-                refused.verdict.says += f"\nAnd there is a race:\n{gpu.hazards[0]}"
-            raise
+        result = _call(setting, answer, arguments, ratio, gpu)
         returned = simgpu.clock()
-        if torch.cuda.current_stream() != here:
-            raise Refused(Verdict(setting.puzzle, [Tick("correct", False, "another stream is current afterwards")],
-                                  says="Leave the current stream as it was: `with torch.cuda.stream(...):` does."))
-        peak = torch.cuda.memory_stats()["active_bytes.all.peak"] - before
+        peak = torch.cuda.memory_stats()["active_bytes.all.peak"] - library_bytes(gpu) - before
         taken = torch.cuda.memory_stats()["allocation.all.allocated"] - taken
         trace = window(gpu.trace(), begin)   # before the result is read, which is none of the learner's time
         found = len(gpu.hazards)
+        queries = sum(span.name == "query" and span.start >= begin * 1000 - 1 for span in gpu.machine.host_spans)
         streams = {name: stream.stream_id for name, stream in setting.streams(arguments).items()}
-        value = setting.read(result, state)
+        if setting.reuse:
+            take_freed_memory(gpu)
+        value = _read(setting, result, state)
         del result, arguments
         host_us = returned - begin
         return Run(ratio, value, gpu.hazards[:found], gpu.hazards[found:], list(gpu.notes), host_us,
-                   _blocked(trace, host_us), _done(trace), peak, trace, streams, taken)
+                   _blocked(trace, host_us), _done(trace), peak, trace, streams, taken, queries)
+
+
+def _call(setting: Setting, answer: Answer, arguments: tuple[Any, ...], ratio: float, gpu: SimDevice) -> Any:
+    """Call the learner's function; Refused, with what is likely to help, when it raises or leaves another stream."""
+    import torch
+
+    here = torch.cuda.current_stream()
+    try:
+        with usual_defaults():
+            result = call(setting.puzzle, answer, *arguments, on=f"copy/compute {ratio:g}", empty=True)
+    except Refused as refused:
+        if any(words in refused.verdict.says for words in FOREIGN):
+            refused.verdict.says += f"\n{OWN_DEVICE}"
+        if gpu.hazards:   # an error that a race may well have caused
+            refused.verdict.says += f"\nAnd there is a race:\n{gpu.hazards[0]}"
+        raise
+    if torch.cuda.current_stream() != here:
+        raise Refused(Verdict(setting.puzzle, [Tick("correct", False, "another stream is current afterwards")],
+                              says="Leave the current stream as it was: `with torch.cuda.stream(...):` does."))
+    return result
+
+
+def _read(setting: Setting, result: Any, state: Any) -> Any:
+    try:
+        return setting.read(result, state)
+    except RuntimeError as error:
+        if not any(words in str(error) for words in FOREIGN):
+            raise
+        raise Refused(Verdict(setting.puzzle, [Tick("correct", False, "the result is that of an earlier run")],
+                              says=f"{text_of(error)}\n{OWN_DEVICE}")) from None
+
+
+FOREIGN = ("that is active now", "of the simulated device, not", "driver")   # in errors about another device's things
+OWN_DEVICE = ("Every run has a device of its own, and what belongs to another one cannot be used there: make streams "
+              "and events inside the function, as torch.cuda.Stream() and torch.cuda.Event(), and keep no tensor, "
+              "stream or event from one run to the next (in a global, a default argument, a cache).")
 
 
 @contextmanager
@@ -188,11 +227,12 @@ def refute_race(setting: Setting, answer: Answer, runs: list[Run], wanted: Any, 
     if witness is None:
         witness = run_once(setting, answer, racing[0].ratio, numerics="adversarial")
         how = " and the operations ordered by nothing but your waits"
-    hazards = (witness.hazards + witness.later) or (racing[0].hazards + racing[0].later)
+    hazards = _in_turn(witness) or _in_turn(racing[0])
     says = str(hazards[0])
     if not witness.hazards and not racing[0].hazards:
-        says = ("Your function returned, but what it leaves behind is not safe to use on the current stream, where the "
-                f"caller goes on:\n{says}")
+        what = (": memory that it gave back is still in use, and whoever takes it next gets"
+                if NEXT in says else " to use on the current stream, where the caller goes on:")
+        says = f"Your function returned, but what it leaves behind is not safe{what}\n{says}"
     if not same(witness.value, wanted):
         result = f"the result is {shown(witness.value)}, not {shown(wanted)}."
         says += f"\nWith copy/compute {witness.ratio:g}{how}, {result}"
@@ -202,6 +242,11 @@ def refute_race(setting: Setting, answer: Answer, runs: list[Run], wanted: Any, 
         says += f" ({len(hazards)} hazards; this is the first.)"
     raise refuse(setting.puzzle, ticks, "race-free", f"{hazards[0].kind}, copy/compute {witness.ratio:g}",
                  f"{says}\n{hint}".rstrip(), witness.trace)
+
+
+def _in_turn(run: Run) -> list[Hazard]:
+    """The hazards of a run; those in what the function returned come before those in memory that it gave back."""
+    return run.hazards + sorted(run.later, key=lambda hazard: NEXT in str(hazard))
 
 
 def _refute_hidden(setting: Setting, answer: Answer, wanted: Any, ticks: tuple[str, ...],
@@ -218,19 +263,6 @@ def _refute_hidden(setting: Setting, answer: Answer, wanted: Any, ticks: tuple[s
                      "race detector cannot see. Wait for the copy before you read.", late.trace)
 
 
-def busy_host(run: Run, goal: Run, calls: int = 1) -> str:
-    """Why the host did more than launch, in words; empty when it did not."""
-    allowed = goal.blocked_us + CALLS_US * calls
-    if run.blocked_us > allowed:
-        return (f"the host stands still until the GPU is done, for {run.blocked_us:.0f} µs in all, and nothing can be "
-                f"launched meanwhile. {waiting_words(run)}")
-    if run.returned_us - run.blocked_us > 2 * goal.returned_us + 3 * CALLS_US * calls:
-        return (f"the host is busy for {run.returned_us:.0f} µs where {goal.returned_us:.0f} are enough. Asking "
-                "again and again whether something is done keeps it from launching just as waiting does: let a "
-                "*stream* wait.")
-    return ""
-
-
 def refute_streams(puzzle: str, ticks: tuple[str, ...], run: Run, kind: str, names: tuple[str, ...]) -> None:
     """Raise Refused unless copies of this kind ran on each of the named streams."""
     spans = run.trace.columns
@@ -241,17 +273,6 @@ def refute_streams(puzzle: str, ticks: tuple[str, ...], run: Run, kind: str, nam
         raise refuse(puzzle, ticks, "correct", f"no copy on {' or '.join(missing)}",
                      f"The text asks for a copy on {missing[0]}, but {where}. Launches go into the stream that is "
                      f"current: put them inside `with torch.cuda.stream({missing[0]}):`.", run.trace)
-
-
-def waiting_words(run: Run) -> str:
-    """What made the host wait, in words."""
-    spans = run.trace.columns
-    labels = {name for name, kind, start in zip(spans["name"], spans["kind"], spans["start_us"], strict=True)
-              if kind == "sync" and start < run.returned_us}
-    if any("copy" in label for label in labels):
-        return ("A copy without non_blocking=True, or one that gives a value to the host, makes the host wait until it "
-                "is done.")
-    return "Let a *stream* wait (wait_event, wait_stream); synchronize() makes the host wait."
 
 
 def passed(puzzle: str, ticks: tuple[str, ...], whys: tuple[str, ...], run: Run, target: Run | None = None,

@@ -18,20 +18,18 @@ def permutation(seed: int) -> torch.Tensor:
     return torch.eye(WIDTH)[order]
 
 
-def counting(seed: int) -> torch.Tensor:
-    """A (WIDTH, WIDTH) float32 matrix of small whole numbers on the host, different for every seed."""
+def counting(seed: int, most: int = 100) -> torch.Tensor:
+    """A (WIDTH, WIDTH) float32 matrix of whole numbers from 1 on, below ``most``, different for every seed."""
     import torch
 
-    return torch.randint(1, 100, (WIDTH, WIDTH), generator=torch.Generator().manual_seed(seed)).float()
+    return torch.randint(1, most, (WIDTH, WIDTH), generator=torch.Generator().manual_seed(seed)).float()
 
 
 def kind_of(value: Any) -> str:
-    """What a learner returned, in words; "nan" for one."""
+    """What a learner returned, in words."""
     import torch
 
-    if isinstance(value, torch.Tensor):
-        return "a tensor"
-    return "nan" if isinstance(value, float) and value != value else f"a {type(value).__name__}"
+    return "a tensor" if isinstance(value, torch.Tensor) else f"a {type(value).__name__}"
 
 
 def digest_on_gpu(value: Any) -> float | str:

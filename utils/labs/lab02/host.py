@@ -96,7 +96,7 @@ def _close(given: Any, wanted: list[float]) -> bool:
 def _floats(result: Any) -> Any:
     if not isinstance(result, (list, tuple)):
         return kind_of(result)
-    return [float(value) if number(value) is not None else kind_of(value) for value in result]
+    return [_float(value) for value in result]
 
 
 def _judge_gaps(run: Run, goal: Run, steps: int) -> None:

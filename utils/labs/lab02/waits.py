@@ -110,7 +110,8 @@ class _Judge:
 
         read = read or (lambda result, _: digest_on_gpu(result))
         return Setting(self.puzzle, self.prepare, read, simgpu.RTX_5060_LAPTOP, launch_producers,
-                       streams=lambda arguments: {name: arguments[at] for name, at in self.streams.items()})
+                       streams=lambda arguments: {name: arguments[at] for name, at in self.streams.items()},
+                       reuse=False)   # that tensors are filled which were given comes first
 
     def _refute_kind(self, runs: list[Run]) -> None:
         if odd := next((run for run in runs if isinstance(run.value, str) and run.value != "nan"), None):

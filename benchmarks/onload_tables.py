@@ -68,7 +68,7 @@ def tables(result: dict[str, Any]) -> Iterator[str]:
     for way in (BACK_TO_BACK, SYNCHRONIZE, READ):
         measured = [name for name in ORDER if any(way in row["programs"].get(name, {}) for row in result["mlp"])]
         yield by_batch(result, [(name, time_of(name, way)) for name in measured], f"ms per call, {way}")
-    for way in (BACK_TO_BACK, SYNCHRONIZE):
+    for way in (BACK_TO_BACK, SYNCHRONIZE, READ):
         yield by_batch(result, [(name, ratio_of(way, key)) for name, key in RATIOS], f"{RING}, {way}")
     yield grid("weights on the GPU", ["at rest, layers", "at the peak, layers", "allocations per call"], [
         (name, [f"{row['held_bytes'] * result['layers'] / held:.0f}", f"{row['peak_beyond_activations_layers']:.0f}",

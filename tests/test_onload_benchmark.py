@@ -121,6 +121,14 @@ def test_the_page_has_the_recorded_tables():
         assert table in page, table
 
 
+def test_the_page_has_the_ratios_of_the_second_run():
+    page, result = (BENCHMARKS / "README.md").read_text(encoding="utf-8"), recorded("onload_h200_2.json")
+    ratios = [table for table in onload_tables.tables(result | {"memory": recorded("onload_h200.json")["memory"]})
+              if "over max(copy, compute)" in table]
+    assert len(ratios) == 3 and all(table in page for table in ratios)
+    assert result["targets"] == [target for row in result["mlp"] for target in onload_targets.of_batch(row)]
+
+
 def test_predictions_are_within_3_percent_and_on_the_page():
     errors = onload_predict.errors_percent()
     assert len(errors) == 6 and all(abs(error) <= 3 for found in errors.values() for error in found.values())

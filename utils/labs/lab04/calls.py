@@ -9,22 +9,25 @@ from functools import lru_cache
 from typing import Any
 
 from ..check import Answer, Refused
-from ..device import Run, Setting, run_once
-from .causes import Span, copies, products, spans_of
-from .data import FLOPS, ROWS, batch, changed, digest_of, expected, pinned, same
+from ..device import Run, Setting, run_once, window
+from .causes import copies, products
+from .data import FLOPS, ROWS, batch, bytes_taken, changed, digest_of, expected, pinned, same
 from .delays import reference
 
 CALLS = 5
+GAP_US = 2000.0   # from the constructor to the first call: what was queued there, such as zeros, is done by then
 
 
 @dataclass(frozen=True)
 class Plan:
     """How a model is called. ``sync``: the caller waits for each result. ``side``: all calls but the first come from
-    another stream. ``rows``: of x, call by call."""
+    another stream. ``again``: every call gets the same x, in which the caller has put something else. ``rows``: of x,
+    call by call."""
 
     layers: int
     sync: bool = False
     side: bool = False
+    again: bool = False
     rows: tuple[int, ...] = (ROWS,) * CALLS
 
     def __str__(self) -> str:
@@ -35,19 +38,24 @@ class Plan:
         """How the calls come, in words."""
         words = ("one call at a time" if self.sync else "back to back") + (", calls 2 to 5 on another stream"
                                                                            if self.side else "")
+        words += ", the same tensor as x in every call, with other numbers in it" if self.again else ""
         return words + (", another batch in every call" if len(set(self.rows)) > 1 else "")
 
 
 @dataclass
 class Seen:
-    """What the caller kept of one run, and when the model was made and its calls began and returned (µs)."""
+    """What the caller kept of one run, and when it went on to the first call, and calls began and returned (µs).
+
+    ``news``: what the caller puts into each x. ``taken``: bytes of device memory, where suspiciously often."""
 
     plan: Plan
     weights: list[Any]
     inputs: list[Any]
+    news: list[Any]
     side: Any
     calls: list[tuple[float, float]] = field(default_factory=list)
-    made_us: float = 0.0
+    began_us: float = 0.0
+    taken: int = 0
     model: Any = None
 
 
@@ -90,43 +98,40 @@ def calls_of(numbers: list[int]) -> str:
 
 @dataclass(frozen=True)
 class Trial:
-    """A run of a model by a plan; times in µs from the first call on, which is where the clock starts."""
+    """A run of a model by a plan, its trace from the first call on: what the constructor had queued is done by then.
+
+    ``early``: the number of copies before that. ``calls``: when each call began and returned, in µs of the trace."""
 
     plan: Plan
     run: Run
-    seen: Seen
+    calls: list[tuple[float, float]]
+    early: int
+    taken: int
 
-    @property
-    def began_us(self) -> float:
-        """When the first call began, after the constructor, in the run's trace."""
-        return self.seen.calls[0][0]
+    @classmethod
+    def of(cls, plan: Plan, run: Run, seen: Seen) -> Trial:
+        """Cut what the constructor did off a run."""
+        trace, zero = window(run.trace, seen.began_us), seen.began_us
+        calls = [(start - zero, stop - zero) for start, stop in seen.calls]
+        return cls(plan, replace(run, trace=trace), calls, len(copies(run.trace)) - len(copies(trace)), seen.taken)
 
     @property
     def took_us(self) -> float:
-        """From the first call, or the end of what the constructor had queued if that is later, to the last product."""
+        """From the first call to the end of the last product."""
         work = products(self.run.trace)
-        made = [span.end for span in spans_of(self.run.trace, "kernel") if span.queued <= self.seen.made_us]
-        return (work[-1].end if work else self.run.done_us) - max([self.began_us, *made])
+        return (work[-1].end if work else self.run.done_us) - self.calls[0][0]
 
     @property
     def hosting(self) -> Run:
         """The run with the host times of the model's own calls, without the constructor and the caller's waits."""
-        blocked = sum(self.run.trace.busy_us("sync", start=start, stop=stop)
-                      for start, stop in self.seen.calls if stop > start)
-        return replace(self.run, returned_us=sum(stop - start for start, stop in self.seen.calls), blocked_us=blocked)
-
-    @property
-    def early(self) -> list[Span]:
-        """Copies that were queued before the first call."""
-        return [copy for copy in copies(self.run.trace) if copy.queued <= self.began_us + 1e-6]
+        own = [(start, stop) for start, stop in self.calls if stop > start]
+        blocked = sum(self.run.trace.busy_us("sync", start=start, stop=stop) for start, stop in own)
+        return replace(self.run, returned_us=sum(stop - start for start, stop in own), blocked_us=blocked)
 
     @property
     def bytes_copied(self) -> int:
         """To the device, from the first call on."""
-        columns = self.run.trace.columns
-        return int(sum(size for size, kind, start in
-                       zip(columns["bytes"], columns["kind"], columns["start_us"], strict=True)
-                       if kind == "h2d" and start >= self.began_us - 1e-6))
+        return sum(copy.bytes for copy in copies(self.run.trace))
 
 
 def run_plan(puzzle: str, answer: Answer, plan: Plan, ratio: float, numerics: str = "exact") -> Trial:
@@ -141,7 +146,7 @@ def run_plan(puzzle: str, answer: Answer, plan: Plan, ratio: float, numerics: st
     except Refused as refused:
         refused.verdict.says += f"\nIn this run: {plan}."
         raise
-    return Trial(plan, run, kept[-1])
+    return Trial.of(plan, run, kept[-1])
 
 
 @lru_cache(maxsize=256)
@@ -157,22 +162,18 @@ def setting_of(puzzle: str, plan: Plan, kept: list[Seen], values: bool = True) -
     def prepare() -> tuple[tuple[Any, ...], Seen]:
         import torch
 
-        inputs = [simgpu.name(batch(call, rows).to("cuda"), f"x of call {call + 1}")
-                  for call, rows in enumerate(plan.rows)]
+        news = [batch(call, rows).to("cuda") for call, rows in enumerate(plan.rows)]
+        inputs = ([simgpu.name(news[0].clone(), "x")] * CALLS if plan.again else
+                  [simgpu.name(new.clone(), f"x of call {call}") for call, new in enumerate(news, 1)])
         weights, side = pinned(plan.layers), simgpu.name(torch.cuda.Stream(), "side stream")
-        square = torch.zeros(ROWS, ROWS, device="cuda")
-        side.wait_stream(torch.cuda.current_stream())
-        for stream in (torch.cuda.current_stream(), side):   # each has the library's workspace before memory is counted
-            with torch.cuda.stream(stream):
-                square @ square
-        kept.append(Seen(plan, weights, inputs, side))
+        kept.append(Seen(plan, weights, inputs, news, side))
         return (list(weights), kept[-1]), kept[-1]
 
     read = _read if values else lambda _, seen: setattr(seen, "model", None)
     return Setting(puzzle, prepare, read, simgpu.RTX_5060_LAPTOP, flops=FLOPS)
 
 
-def program(puzzle: str, answer: Answer) -> Callable[[list[Any], Seen], list[Any]]:
+def program(puzzle: str, answer: Answer, gap_us: float = GAP_US) -> Callable[[list[Any], Seen], list[Any]]:
     """The caller: makes the model, then calls it with one x after the other."""
 
     def caller(host_weights: list[Any], seen: Seen) -> list[Any]:
@@ -182,27 +183,36 @@ def program(puzzle: str, answer: Answer) -> Callable[[list[Any], Seen], list[Any
 
         started, here = simgpu.clock(), torch.cuda.current_stream()
         seen.model = answer(host_weights)
-        seen.made_us = simgpu.clock() - started
         if not callable(seen.model):
             raise TypeError(f"{puzzle}(host_weights) cannot be called: the class needs a method __call__(self, x)")
-        results = []
-        for number, x in enumerate(seen.inputs):
+        simgpu.host_work(gap_us)
+        results, before, seen.began_us = [], _pieces(), simgpu.clock() - started
+        for number, (x, new) in enumerate(zip(seen.inputs, seen.news, strict=True)):
             stream = seen.side if seen.plan.side and number else here
             stream.wait_stream(here)
             with torch.cuda.stream(stream), torch.profiler.record_function(f"call {number + 1}"):
-                x.mul_(1.0)   # the caller's own work, which makes x
+                x.copy_(new)   # the caller's own work, which makes x
                 began = simgpu.clock() - started
                 results.append(seen.model(x))
                 seen.calls.append((began, simgpu.clock() - started))
             if seen.plan.sync:
                 torch.cuda.current_stream().synchronize()
         here.wait_stream(seen.side)
+        if _pieces() - before > 2 * seen.plan.layers * CALLS:
+            seen.taken = bytes_taken(started + seen.began_us)
         return results
 
     caller.__signature__ = inspect.signature(caller)   # not that of what it wraps
     own = inspect.getattr_static(answer, "__call__", None)   # of a class: what its objects do
     caller.__wrapped__ = own if inspect.isfunction(own) else answer   # an error names a line of these
     return caller
+
+
+def _pieces() -> int:
+    """How often device memory was taken."""
+    import torch
+
+    return torch.cuda.memory_stats()["allocation.all.allocated"]
 
 
 def _read(results: Any, seen: Seen) -> Outcome:
@@ -212,8 +222,9 @@ def _read(results: Any, seen: Seen) -> Outcome:
     rows, layers = seen.plan.rows, seen.plan.layers
     digests = tuple(digest_of(result, count) for result, count in zip(results, rows, strict=True))
     torch.cuda.synchronize()
-    touched = next((f"x of call {call + 1}" for call, count in enumerate(rows)
-                    if not same(seen.inputs[call], batch(call, count))), "")
+    last = {id(x): call for call, x in enumerate(seen.inputs)}   # of the calls that had this tensor
+    touched = next((f"x of call {call + 1}" for call in last.values()
+                    if not same(seen.inputs[call], batch(call, rows[call]))), "")
     if changed(seen.weights, layers):
         touched = "host_weights"
     seen.model = None
@@ -225,11 +236,20 @@ def _shared(results: list[Any]) -> tuple[int, int] | None:
     """The first two calls whose results lie in the same memory."""
     import torch
 
-    places: dict[int, int] = {}
+    places: dict[int, tuple[int, int]] = {}
     for call, result in enumerate(results, 1):
         if isinstance(result, torch.Tensor):
-            place = result.untyped_storage().data_ptr()
-            if place in places:
-                return places[place], call
-            places[place] = call
+            start, stop = _place(result)
+            for other, (first, last) in places.items():
+                if start < last and first < stop:
+                    return other, call
+            places[call] = start, stop
     return None
+
+
+def _place(tensor: Any) -> tuple[int, int]:
+    """The first address of a tensor and the one behind its last."""
+    if not tensor.numel():
+        return tensor.data_ptr(), tensor.data_ptr()
+    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return tensor.data_ptr(), tensor.data_ptr() + (last + 1) * tensor.element_size()

@@ -214,10 +214,11 @@ def refuse(puzzle: str, ticks: tuple[str, ...], failed: str, why: str, says: str
 
 
 def refute_race(setting: Setting, answer: Answer, runs: list[Run], wanted: Any, ticks: tuple[str, ...],
-                same: Callable[[Any, Any], bool], hint: str = "") -> None:
+                same: Callable[[Any, Any], bool], hint: str | Callable[[Run, Hazard], str] = "") -> None:
     """Raise Refused when any run has a hazard, with a run whose numbers are wrong as the witness.
 
-    ``hint``: what to say behind the report, where its own suggestion is not the best one for this puzzle.
+    ``hint``: what to say behind the report, where its own suggestion is not the best one for this puzzle; it may be a
+    function of the run and of the hazard that is reported.
     """
     racing = [run for run in runs if run.hazards or run.later]
     if not racing:
@@ -228,6 +229,7 @@ def refute_race(setting: Setting, answer: Answer, runs: list[Run], wanted: Any, 
         witness = run_once(setting, answer, racing[0].ratio, numerics="adversarial")
         how = " and the operations ordered by nothing but your waits"
     hazards = _in_turn(witness) or _in_turn(racing[0])
+    hint = hint if isinstance(hint, str) else hint(witness if _in_turn(witness) else racing[0], hazards[0])
     says = str(hazards[0])
     if not witness.hazards and not racing[0].hazards:
         what = (": memory that it gave back is still in use, and whoever takes it next gets"

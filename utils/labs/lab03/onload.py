@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..check import Answer
 from ..device import (
@@ -19,36 +19,44 @@ from ..device import (
     refuse,
     refute_race,
     run_once,
+    skipped_work,
 )
 from ..lab02.data import counting, digest, digest_on_gpu, permutation
 from ..values import shown
 from ..verdict import Verdict
-from .watch import names_in
+from .watch import pin_advice
+
+if TYPE_CHECKING:
+    from ...simgpu import Hazard
 
 OLD = 9                  # seed of what buffer holds before
 LAYERS = (5, 1, 2, 24)   # the first one, which shows a race between one layer and the next, at every ratio
+ON_SIDE = 2              # layers of the configuration in which another stream than the default one is current
 EARLIER = {"kernel": 1, "d2d": 1}   # operations that are still queued when the learner's function is called
 DISTURBED = "wrong for an earlier reader of buffer"
 ACTIVATIONS = 2          # blocks: one that a product reads, one that it writes
-SPARE_BLOCKS = 0.75      # not judged: the matrix library's workspace for a stream that has had none yet
+SPARE_BLOCKS = 0.75      # not judged
+MOST = 100_000           # in x: more digits than half precision or TF32 has
 
 
 @one_thread()
 def judge_serial_onload(answer: Answer) -> Verdict:
     """The product of x with all layers, in the time of all copies and products, with no weights beyond the buffer."""
-    x, last = counting(1), None
+    x, last = counting(1, MOST), None
     for layers in LAYERS:
         weights = [permutation(100 + i) for i in range(layers)]
-        wanted, setting = digest(_product(x, weights)), _setting(x, weights)
+        wanted, setting = digest(_product(x, weights)), _setting(x, weights, side=layers == ON_SIDE)
         ratios = RATIOS if last is None else (1.0,)
         runs = [run_once(setting, answer, ratio) for ratio in ratios]
         _refute_kind(runs)
-        refute_race(setting, answer, runs, wanted, TICKS, lambda given, right: given == right)
+        refute_race(setting, answer, runs, wanted, TICKS, lambda given, right: given == right,
+                    lambda run, hazard, layers=layers: _hint(run, hazard, layers))
         _refute_values(runs, wanted, layers)
         left = run_once(_setting(x, weights, _left_behind), answer, 1.0)
         _refute_changes(left, x, weights)
         goals = [run_once(_setting(x, weights, lambda *_: None), reference("serial_onload"), ratio) for ratio in ratios]
         for run, goal in zip(runs, goals, strict=True):
+            _judge_work(run, goal, layers)
             _judge_time(run, goal, layers)
             _judge_memory(run, goal, layers, left.value[0] == digest(weights[-1]))
         _refute_unfilled(left, weights)
@@ -62,7 +70,8 @@ def tried() -> str:
     """The configurations that were judged."""
     first, *others = LAYERS
     return (f"{first} layers with copy/compute {', '.join(f'{ratio:g}' for ratio in RATIOS)}; "
-            f"{', '.join(map(str, others))} layers with copy/compute 1")
+            f"{', '.join(map(str, others))} layers with copy/compute 1, {ON_SIDE} while another stream than the "
+            "default one is current")
 
 
 def reference(puzzle: str) -> Answer:
@@ -82,11 +91,28 @@ def _product(x: Any, weights: list[Any]) -> Any:
     return x
 
 
-def _setting(x: Any, weights: list[Any], read: Any = None) -> Setting:
+def _setting(x: Any, weights: list[Any], read: Any = None, side: bool = False) -> Setting:
     from ... import simgpu
 
     return Setting("serial_onload", lambda: _arguments(x, weights), read or _result_and_go_on,
-                   simgpu.RTX_5060_LAPTOP, _launch_earlier_work)
+                   simgpu.RTX_5060_LAPTOP, _launch_earlier_work, side=side)
+
+
+def _hint(run: Run, hazard: Hazard, layers: int) -> str:
+    """Whose the earlier operation is, when it is the caller's; where the run was made if that may be why."""
+    table = run.trace.columns
+    earlier = sorted(number for number, lane in zip(table["correlation"], table["lane"], strict=True)
+                     if lane == "compute")[:sum(EARLIER.values())]
+    says = [f"(#{number} is the caller, {what})"
+            for number, what in zip(earlier, ("making `x`.", "who still reads `buffer`."), strict=False)
+            if number in (hazard.first.index, hazard.second.index)]
+    if layers == ON_SIDE:
+        says.append("(In this run another stream than the default one is current: ask for "
+                    "torch.cuda.current_stream() where you need it.)")
+    if "was freed" in str(hazard):
+        says.append("(A tensor that is dropped while another stream than its own still uses it gives its memory away. "
+                    "Let its own stream wait for the other one before you return.)")
+    return " ".join(says)
 
 
 def _arguments(x: Any, weights: list[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -110,13 +136,9 @@ def _launch_earlier_work(state: dict[str, Any]) -> None:
 
 
 def _result_and_go_on(result: Any, state: dict[str, Any]) -> Any:
-    """The result; before it is read, a caller reuses buffer and memory on the current stream. What the earlier work
-    read counts, too."""
-    import torch
-
-    later = [torch.zeros_like(state["seen"]) for _ in range(2)]
+    """The result; before it is read, a caller reuses buffer on the current stream. What the earlier work read counts,
+    too."""
     state["buffer"].zero_()
-    del later
     found = digest_on_gpu(result)
     undisturbed = isinstance(found, str) or bool((state["seen"].cpu() == permutation(OLD)).all())
     return found if undisturbed else DISTURBED
@@ -172,6 +194,15 @@ def _refute_unfilled(left: Run, weights: list[Any]) -> None:
 def words(layers: int) -> str:
     """A number of layers in words."""
     return f"{layers} layer{'' if layers == 1 else 's'}"
+
+
+def _judge_work(run: Run, goal: Run, layers: int) -> None:
+    spans = run.trace.columns
+    copied = sum(size for size, kind in zip(spans["bytes"], spans["kind"], strict=True) if kind == "h2d")
+    if says := skipped_work(run, goal, copied, layers * WEIGHT_BYTES):
+        raise refuse("serial_onload", TICKS, "correct", f"not one copy and product per layer, {words(layers)}",
+                     f"The numbers are right, but {says} Copy each layer and multiply by it: with real weights, a "
+                     "product of all layers is neither exact nor the same model.", run.trace, goal)
 
 
 def _judge_time(run: Run, goal: Run, layers: int) -> None:
@@ -234,7 +265,4 @@ def _advice(answer: Answer, run: Run, goal: Run) -> list[str]:
     used = {stream for stream, kind in zip(spans["stream"], spans["kind"], strict=True) if kind in ("h2d", "kernel")}
     if len(used) > 1 and run.done_us > goal.done_us / SLACK:
         advice.append("one stream is enough: its order is the order that a copy and a product need here")
-    if "pin_memory" in names_in(answer):
-        advice.append("host_weights are pinned already. Pinning memory takes the host a long time, which the simulated "
-                      "device does not count")
-    return advice
+    return advice + pin_advice(answer)

@@ -149,6 +149,8 @@ def judge_peak_mib(answer: Answer) -> Verdict:
     if value is None or min(abs(value - second.case.peak_mib + there) for there in (0, WORKSPACE_MIB)) > TOLERANCE_MIB:
         raise _refuse(second, "The first of two models measured in one program came out right, the second not: "
                               f"{shown(second.value)}. What does your function keep from one call to the next?")
+    if says := _missing_step(first.journal) or _missing_step(second.journal):
+        raise _refuse(second, f"When two models are measured in one program: {says[0].lower()}{says[1:]}")
     says = "; ".join(f"{case.name}: {case.peak_mib:.0f} MiB" for case in cases())
     resident, buffers = first.case.peak_mib, second.case.peak_mib
     tick = Tick("correct", True, f"{resident:.0f} MiB resident, {buffers:.0f} with two buffers: "
@@ -183,6 +185,8 @@ def _judge_alone(seen: Measured) -> None:
         raise _refuse(seen, "Return one number, in MiB.")
     if abs(given - wanted) > TOLERANCE_MIB:
         raise _refuse(seen, _explain(given, wanted, seen.journal))
+    if says := _missing_step(seen.journal):
+        raise _refuse(seen, f"The figure is right, but {says[0].lower()}{says[1:]}")
     if seen.left_mib > WORKSPACE_MIB + TOLERANCE_MIB:
         raise _refuse(seen, f"The figure is right, but {seen.left_mib:.0f} MiB are still in use after your function "
                             "returned: something (a global, a cache, a default argument) keeps the model or its output "
@@ -235,19 +239,22 @@ def _wrong_place(given: float, wanted: float, journal: Journal) -> str:
     if not resets:
         return (f"The peak was never reset: it is still that of what ran before, when {EARLIER_MIB} MiB more were in "
                 "use. empty_cache() does not reset it.")
+    foreign = (f"{FOREIGN_MIB} MiB too much: they were in use before your function was called, by somebody else. Look "
+               "at memory_allocated() first, and count from there.")
+    foreign = foreign if abs(given - wanted - FOREIGN_MIB) < TOLERANCE_MIB else ""
     if resets[-1] > made:
         when = "the first call" if resets[-1] > first_call else "the model was built"
-        return (f"The peak was reset after {when}, so what was in use until then is forgotten. A model needs room "
-                "while it is built and in its first call, too: reset before all of that.")
+        return (f"{foreign} {'And the' if foreign else 'The'} peak was reset after {when}, so what was in use until "
+                "then is forgotten. A model needs room while it is built and in its first call, too: reset before all "
+                "of that.").lstrip()
     if journal.held_at_calls[1] - journal.held_at_calls[0] < BLOCK_MIB:
         return ("While the second call ran, the output of the first was no longer held: its block was used again. Keep "
                 "it, as a caller does who writes y = model(x) in a loop.")
     if len(journal.held_at_calls) > 2 and given > wanted:
         return ("The model was called more often than twice, with all outputs kept. One output of an earlier call is "
                 "what counts.")
-    if abs(given - wanted - FOREIGN_MIB) < TOLERANCE_MIB:
-        return (f"{FOREIGN_MIB} MiB too much: they were in use before your function was called, by somebody else. Look "
-                "at memory_allocated() first, and count from there.")
+    if foreign:
+        return foreign
     looked = journal.place("memory_allocated", "memory_stats", "max_memory_allocated")
     for step, what in (("make_model", "the model"), ("make_x", "x")):
         if looked is not None and looked > journal.place(step, "model"):

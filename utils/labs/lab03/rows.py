@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import networkx as nx
 
 from ... import dag
@@ -51,6 +53,7 @@ def judge_break_even_rows(answer: Answer) -> Verdict:
         on = f"{flops / 1e12:g} TFLOP/s, {rate / 1e9:g} GB/s, {bytes_per_weight:g} byte(s) per weight"
         given = call("break_even_rows", answer, *((flops, rate) if size is None else (flops, rate, size)), on=on)
         wanted, rows = wanted_rows(flops, rate, bytes_per_weight), number(given)
+        rows = None if rows is None else float(rows)   # an int may be too large to calculate with
         picture = _picture(flops, rate, bytes_per_weight, wanted if rows is None else rows)
         if rows is None or abs(rows - wanted) > ROWS:
             says = _explain(rows, wanted, bytes_per_weight, numbers_in(answer))
@@ -96,6 +99,8 @@ def _times_ms(flops: float, rate: float, size: float, rows: float) -> tuple[floa
 
 def _witness(flops: float, rate: float, size: float, rows: float) -> str:
     copy, product = _times_ms(flops, rate, size, rows)
+    if not math.isfinite(product):
+        return f"With {shown(rows)} rows, a product would never end."
     return (f"With {shown(rows)} rows, a layer of {EXAMPLE_WIDTH} × {EXAMPLE_WIDTH} weights is copied in {copy:.3g} ms "
             f"and multiplied in {product:.3g} ms.")
 

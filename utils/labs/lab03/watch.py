@@ -75,10 +75,11 @@ def watch_events() -> Iterator[EventWatch]:
 
 @contextmanager
 def watch_figures(log: Callable[[str, Any], None]) -> Iterator[None]:
-    """Call ``log(name, result)`` for every function of torch.cuda about memory that is called inside the block."""
+    """Call ``log(name, result)`` for every function about memory that is called inside, by any of its names."""
     import torch
 
-    originals = {name: getattr(torch.cuda, name) for name in FIGURES if hasattr(torch.cuda, name)}
+    originals = [(where, name, getattr(where, name)) for where in (torch.cuda, torch.cuda.memory, torch.accelerator)
+                 for name in FIGURES if hasattr(where, name)]
 
     def watched(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(original)
@@ -88,23 +89,26 @@ def watch_figures(log: Callable[[str, Any], None]) -> Iterator[None]:
             return result
         return ask
 
-    for name, original in originals.items():
-        setattr(torch.cuda, name, watched(name, original))
+    for where, name, original in originals:
+        setattr(where, name, watched(name, original))
     try:
         yield
     finally:
-        for name, original in originals.items():
-            setattr(torch.cuda, name, original)
+        for where, name, original in originals:
+            setattr(where, name, original)
 
 
 def code_of(answer: Callable[..., Any]) -> list[CodeType]:
-    """The code of a function, of functions inside it and of the learner's own ones that it names."""
+    """The code of a function or class, of functions inside it and of the learner's own ones that it names."""
     found: list[CodeType] = []
     _collect(inspect.unwrap(answer), found)
     return found
 
 
 def _collect(answer: Any, found: list[CodeType]) -> None:
+    if isinstance(answer, type):
+        for method in vars(answer).values():
+            _collect(method, found)
     if not isinstance(answer, FunctionType) or answer.__code__ in found:
         return
     waiting = [answer.__code__]
@@ -121,6 +125,15 @@ def _collect(answer: Any, found: list[CodeType]) -> None:
 def names_in(answer: Callable[..., Any]) -> set[str]:
     """Every global and attribute that the learner's code names."""
     return {name for code in code_of(answer) for name in code.co_names}
+
+
+PINNED = ("host_weights are pinned already. Pinning memory takes the host a long time, which the simulated device does "
+          "not count")
+
+
+def pin_advice(answer: Callable[..., Any]) -> list[str]:
+    """What to say to an answer with nothing wrong that pins memory."""
+    return [PINNED] if "pin_memory" in names_in(answer) else []
 
 
 def numbers_in(answer: Callable[..., Any]) -> set[float]:

@@ -8,6 +8,7 @@ from ..check import Answer
 from ..device import CALLS_US, Run
 
 if TYPE_CHECKING:
+    from ...simgpu import Hazard
     from ...trace import Trace
 
 STEM = "solutions/04_double_buffered_onload"
@@ -47,23 +48,42 @@ def computed_us(run: Run) -> float:
 def lost_time(run: Run, layers: int, slots: int, sizes: list[int], calls: int = 1) -> str:
     """What costs time, in words: a late copy, a late product, or more copies than needed.
 
-    ``sizes``: bytes of every layer; copies of other sizes are no onload. Products are taken in order, one per layer.
+    ``sizes``: bytes of every layer; larger copies are no onload. A layer may come in several copies. Products are taken
+    in order, one per layer.
     """
-    uploads, products = spans(run.trace, "h2d"), spans(run.trace, "kernel")
-    copies = [place for place, span in enumerate(uploads) if span.bytes in sizes]
+    products = spans(run.trace, "kernel")
     begin = max((span.end for span in spans(run.trace, "kernel", fills=True)), default=0.0)   # earlier work
+    pieces = sum(span.bytes <= max(sizes) for span in spans(run.trace, "h2d"))
+    free, copies = _loads(run.trace, sizes, begin)
+    moved, enough = sum(copy.bytes for copy in copies), calls * sum(sizes)
     if len(copies) > calls * layers + slots:
         return f"{len(copies)} copies where {calls * layers} are enough: every layer is needed once per call."
     if len(products) != calls * layers or len(copies) < calls * layers:
-        return (f"Instead of one copy and one product per layer there are {len(copies)} copies and {len(products)} "
+        return (f"Instead of one copy and one product per layer there are {pieces} copies and {len(products)} "
                 "kernels.")
-    moved, enough = sum(uploads[place].bytes for place in copies), calls * sum(sizes)
     if len(copies) == calls * layers and moved > enough:
         return f"{moved >> 10} KiB are copied where {enough >> 10} are enough: copy what a layer has, not a whole slot."
-    free = [uploads[place - 1].end if place else begin for place in copies]
-    return (_late_copy([uploads[place] for place in copies], free, products, layers, slots)
-            or _late_product([uploads[place] for place in copies], products)
+    return (_late_copy(copies, free, products, layers, slots) or _late_product(copies, products)
+            or (f"There are {pieces} copies where {len(copies)} are enough, and each takes a few µs to begin."
+                if pieces > 2 * len(copies) else "")
             or "Compare the two timelines: which operation starts later than in the target, and what does it wait for?")
+
+
+def _loads(trace: Trace, sizes: list[int], begin: float) -> tuple[list[float], list[Span]]:
+    """When the link was free before each layer, and its copies as one span, whatever number of pieces it came in."""
+    free, loads, before, open_ = [], [], begin, False
+    for span in spans(trace, "h2d"):
+        if span.bytes > max(sizes):   # another program's
+            before = span.end
+            continue
+        if open_:
+            loads[-1] = Span(loads[-1].start, span.end, loads[-1].bytes + span.bytes)
+        else:
+            free.append(before)
+            loads.append(span)
+        open_ = loads[-1].bytes < sizes[(len(loads) - 1) % len(sizes)]
+        before = span.end
+    return free, loads
 
 
 def _late_copy(copies: list[Span], link_free: list[float], products: list[Span], layers: int, slots: int) -> str:
@@ -97,9 +117,29 @@ def _late_product(copies: list[Span], products: list[Span]) -> str:
     return ""
 
 
+EARLIER = ("(The memory is what torch.empty handed out. Work queued before your code, on the current stream, still "
+           "uses it: let the copy stream wait for the current stream once{where}.)")
+DROPPED = ("(What was dropped at the end or in between gave its memory back to the stream on which it was made, while "
+           "another stream still used it. Keep it, or make it on the stream that uses it last, or let the one wait for "
+           "the other before.)")
+
+
+def reuse_hint(hazard: Hazard, where: str = "") -> str:
+    """What to say when the hazard is about memory that was freed and given to another tensor; empty otherwise."""
+    if "was freed" not in str(hazard):
+        return ""
+    return EARLIER.format(where=where) if hazard.first.name.startswith("fill") else DROPPED
+
+
+def uploaded(run: Run, most: int) -> int:
+    """Bytes copied to the device, in copies of at most ``most`` bytes each."""
+    return sum(span.bytes for span in spans(run.trace, "h2d") if span.bytes <= most)
+
+
 def from_pageable(run: Run) -> str:
     """What to say behind a wait of the host, if it copied from pageable memory."""
-    if not any("(pageable)" in name for name in run.trace.columns["name"]):
+    table = run.trace.columns
+    if not any("(pageable)" in name and kind == "h2d" for name, kind in zip(table["name"], table["kind"], strict=True)):
         return ""
     return (" A copy from pageable memory is never asynchronous: the weights that you are given are pinned, copies of "
             "them on the host are not.")

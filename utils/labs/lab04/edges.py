@@ -87,7 +87,7 @@ def _nothing(edge: Edge, program: Program) -> str:
         return (f"The host launches {then} before {first}: a wait in front of {then} finds an event that was never "
                 "recorded, and does nothing. An edge points from what must end first to what must wait.")
     if orders(program, None).has_edge(first, then):
-        return f"{first} → {then} is no news: their streams and the waits that are there order them already."
+        return f"{first} → {then} adds nothing: their streams and the waits that are there order them already."
     return f"{first} → {then} is an order that was not there, but not the one that is missing."
 
 

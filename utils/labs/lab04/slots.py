@@ -91,9 +91,10 @@ def _judge(given: object, on: str, case: Case) -> None:
     text = f"slots_needed({case[0]}, {case[1]})"
     if slots is None or slots != int(slots):
         raise Refused(_wrong(f"returned {shown(given)}", on, f"{text} is a whole number: {right}."))
+    seen = f"{shown(slots)} instead of {right}"
     if slots < 1:
-        raise Refused(_wrong(f"{slots} instead of {right}", on, f"{text} is {right}: without a slot nothing runs."))
-    verdict = _wrong(f"{slots} instead of {right}", on, f"{text} is {right}. " + _why(case, int(slots), right, layers))
+        raise Refused(_wrong(seen, on, f"{text} is {right}: without a slot nothing runs."))
+    verdict = _wrong(seen, on, f"{text} is {right}. " + _why(case, int(slots), right, layers))
     if layers <= DRAWN_LAYERS and slots <= layers:
         runs = {f"yours, {_slots(slots)}": plan(case, int(slots)), f"right, {_slots(right)}": plan(case, right)}
         verdict.picture = timeline(runs, unit="us", critical=False)
@@ -102,7 +103,7 @@ def _judge(given: object, on: str, case: Case) -> None:
 
 def _why(case: Case, slots: int, right: int, layers: int) -> str:
     if slots > layers:
-        return f"There are only {layers} layers, so that {slots} slots cannot all be used."
+        return f"There are only {layers} layers, so that {shown(slots)} slots cannot all be used."
     mine, best = plan(case, slots), plan(case, right)
     if slots > right:
         says = f"With {_slots(right)} the call takes {best.makespan} µs, and with {slots} it takes just as long."

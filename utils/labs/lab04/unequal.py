@@ -5,32 +5,55 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import pairwise
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..check import Answer, Refused
-from ..device import RATIOS, SLACK, WEIGHT_BYTES, Run, Setting, busy_host, passed, refuse, refute_race, run_once
+from ..device import (
+    RATIOS,
+    SLACK,
+    WEIGHT_BYTES,
+    Run,
+    Setting,
+    busy_host,
+    passed,
+    refuse,
+    refute_race,
+    run_once,
+    skipped_work,
+)
 from ..lab02.data import digest
+from ..lab03.watch import pin_advice
 from ..values import shown
 from ..verdict import Verdict
 from .data import FLOPS, ROWS, kind_of
-from .delays import from_pageable, lost_time, reference
+from .delays import from_pageable, lost_time, reference, reuse_hint, uploaded
+
+if TYPE_CHECKING:
+    from ...simgpu import Hazard
 
 PUZZLE = "unequal"
 TICKS = ("correct", "race-free", "memory", "time")
 SLOTS = 2
 SLACK_US = 40.0                       # of the target time, whose copies are shorter than those of other puzzles
-SPARE_BYTES = 0.55 * WEIGHT_BYTES     # not judged: the matrix library's workspace for one more stream
+SPARE_BYTES = 0.55 * WEIGHT_BYTES     # not judged: two more activations
+MOST = 100_000                        # in x: more digits than half precision or TF32 has
 HINT = "Sizes differ: do two slots, or the parts of one, share bytes? And which product read them last?"
 
 
 @dataclass(frozen=True)
 class Case:
-    """Layers that take ``widths[i]`` columns to ``widths[i + 1]``."""
+    """Layers that take ``widths[i]`` columns to ``widths[i + 1]``; ``side``: whether another stream than the default
+    one is current."""
 
     widths: tuple[int, ...]
+    side: bool = False
 
     def __str__(self) -> str:
-        return "-".join(map(str, self.widths))
+        return "-".join(map(str, self.widths)) + (" on another stream than the default one" if self.side else "")
+
+    @property
+    def ratios(self) -> tuple[float, ...]:
+        return (0.5, 2.0) if self.side else RATIOS
 
     @property
     def shapes(self) -> list[tuple[int, int]]:
@@ -55,7 +78,7 @@ class Case:
         import torch
 
         draw = torch.Generator().manual_seed(400 + self.widths[0])
-        return torch.randint(1, 100, (ROWS, self.widths[0]), generator=draw).float()
+        return torch.randint(1, MOST, (ROWS, self.widths[0]), generator=draw).float()
 
     @cached_property
     def wanted(self) -> Any:
@@ -67,8 +90,8 @@ class Case:
     def setting(self, values: bool = True) -> Setting:
         from ... import simgpu
 
-        return Setting(PUZZLE, self._prepare, lambda result, x: self._read(result, x) if values else None,
-                       simgpu.RTX_5060_LAPTOP, self._use_memory, flops=FLOPS)
+        return Setting(PUZZLE, self._prepare, lambda result, given: self._read(result, *given) if values else None,
+                       simgpu.RTX_5060_LAPTOP, self._use_memory, flops=FLOPS, side=self.side)
 
     def _prepare(self) -> tuple[tuple[Any, ...], Any]:
         import torch
@@ -78,7 +101,7 @@ class Case:
         host = [simgpu.name(weight.clone().pin_memory(), f"host_weights[{i}]") for i, weight in enumerate(self.weights)]
         x = simgpu.name(self.x.to("cuda"), "x")
         x @ torch.ones(self.widths[0], 8, device="cuda")   # the library's workspace is there before memory is counted
-        return (x, host), x
+        return (x, list(host)), (x, host)
 
     def _use_memory(self, _: Any) -> None:
         """Work in memory that is given back at once: whoever gets it next must not write before this is done."""
@@ -88,25 +111,27 @@ class Case:
         for block in scratch:
             block[:256].fill_(-1)
 
-    def _read(self, result: Any, x: Any) -> Any:
-        """Go on as a caller would, with new tensors on the current stream, and then read."""
+    def _read(self, result: Any, x: Any, host: list[Any]) -> Any:
         import torch
 
-        later = [torch.zeros(max(self.sizes) // 4, device="cuda") for _ in range(SLOTS)]
         torch.cuda.synchronize()
-        del later
         if isinstance(result, torch.Tensor) and not result.is_cuda:
             return "a tensor on the CPU"
         if not isinstance(result, torch.Tensor):
             return kind_of(result)
         if result.shape != (ROWS, self.widths[-1]):
             return f"a tensor of shape {tuple(result.shape)}"
+        if result.dtype != torch.float32:
+            return f"a {result.dtype} tensor"
+        if any(not torch.equal(given, weight) for given, weight in zip(host, self.weights, strict=True)):
+            return CHANGED
         return "a changed x" if digest(x) != digest(self.x) else digest(result)
 
 
 CASES = (Case((256, 256, 512, 128, 256)), Case((512, 512, 128, 64, 256)), Case((64, 128, 256, 512)),
          Case((128, 512, 128, 512, 128, 512)), Case((256, 128)), Case((128, 512, 64)),
-         Case((256, 64, 512, 512, 64, 256, 512, 256, 64, 128, 256)))
+         Case((128, 256, 64, 128), side=True), Case((256, 64, 512, 512, 64, 256, 512, 256, 64, 128, 256)))
+CHANGED = "changed host_weights"
 
 
 def _selection(rows: int, columns: int, seed: int) -> Any:
@@ -122,22 +147,32 @@ def judge_unequal(answer: Answer) -> Verdict:
     """``x`` times layers of unequal shape, through two slots of the largest layer."""
     drawn, most = None, 0
     for case in CASES:
-        runs = [_run(case, answer, ratio) for ratio in RATIOS]
+        runs = [_run(case, answer, ratio) for ratio in case.ratios]
         refute_race(case.setting(), answer, runs, case.wanted, TICKS, lambda given, right: given == right,
-                    f"(Widths {case}. {HINT})")
+                    lambda run, hazard, case=case: _hint(case, hazard))
         _refute_values(case, runs)
-        goals = [_goal(case, ratio) for ratio in RATIOS]
+        goals = [_goal(case, ratio) for ratio in case.ratios]
         for run in runs:
             _judge_memory(case, run)
         for run, goal in zip(runs, goals, strict=True):
+            _judge_work(case, run, goal)
             _judge_time(case, run, goal)
         drawn = drawn or (runs[2], goals[2])
         most = max(most, runs[0].allocations - goals[0].allocations - 2)
     whys = ("the result, bit for bit", "every order is stated", "two of the largest layer, and the activations",
             "every copy as soon as the link and a slot are free")
     advice = ["device memory is taken for each layer anew, which costs host time: keep two slots"] if most > 0 else []
-    tried = f"widths {'; '.join(map(str, CASES))}; each with copy/compute {', '.join(f'{r:g}' for r in RATIOS)}"
-    return passed(PUZZLE, TICKS, whys, *drawn, tried=tried, advice=advice)
+    tried = "widths " + "; ".join(
+        f"{case} ({', '.join(f'{ratio:g}' for ratio in case.ratios)})" if case.side else str(case) for case in CASES)
+    tried += f"; each other with copy/compute {', '.join(f'{ratio:g}' for ratio in RATIOS)}"
+    return passed(PUZZLE, TICKS, whys, *drawn, tried=tried, advice=advice + pin_advice(answer))
+
+
+def _hint(case: Case, hazard: Hazard) -> str:
+    says = reuse_hint(hazard)
+    if case.side and not says:
+        says = "(Is the current stream asked for, torch.cuda.current_stream(), wherever it is meant?)"
+    return f"{says} (Widths {case}.)" if says else f"(Widths {case}. {HINT})"
 
 
 @lru_cache(maxsize=64)
@@ -167,7 +202,8 @@ def _refute_values(case: Case, runs: list[Run]) -> None:
             says = ("The result holds memory that nothing has written. Is every layer copied, whole, to where it is "
                     "read?")
         elif isinstance(run.value, str):
-            says = f"That is {run.value}. Return the product with all layers, on the GPU, and leave x as it was."
+            says = (f"That is {run.value}. Return the product with all layers, in float32 and on the GPU, and leave x "
+                    "and host_weights as they were.")
         raise refuse(PUZZLE, TICKS, "correct", f"widths {case}, copy/compute {run.ratio:g}", says, run.trace)
 
 
@@ -193,6 +229,13 @@ def _is_staged(run: Run) -> bool:
     """Whether something on the device moves what has arrived to where it belongs."""
     spans = zip(run.trace.columns["name"], run.trace.columns["lane"], strict=True)
     return any(lane == "compute" and name.startswith("copy_") for name, lane in spans)
+
+
+def _judge_work(case: Case, run: Run, goal: Run) -> None:
+    if says := skipped_work(run, goal, uploaded(run, max(case.sizes)), sum(case.sizes)):
+        raise refuse(PUZZLE, TICKS, "correct", f"not one copy and product per layer, widths {case}",
+                     f"The numbers are right, but {says} Copy each layer and multiply by it: with real weights, a "
+                     "product of all layers is neither exact nor the same model.", run.trace, goal)
 
 
 def _judge_time(case: Case, run: Run, goal: Run) -> None:

@@ -631,18 +631,13 @@ def both(puzzle):
         (model(prefetch, shared=True), "has each buffer an event of its own?"),
         (model(prefetch, captured=True), "what it was in the constructor says nothing about a call"),
         (model(prefetch, here=True), "both are in one stream"),
-        (model(prefetch, each=synchronize), "the host stands still"),
         (model(prefetch, each=poll), "the host is busy"),
         (model(prefetch, keep=unpinned), "A copy from pageable memory cannot be asynchronous"),
-        (StagedPageable, "A copy from pageable memory cannot be asynchronous"),
         (model(prefetch, slots=3), "layers' worth at the peak"),
-        (model(prefetch, slots=1), "starts only after the product of"),
         (model(prefetch, made=make_zeros), "Missing edge: zero_"),
         (model(prefetch, place=restart),
          "Which layer is in which buffer" if prefetch else "Let the calls go on in turn"),
         (Resident, "layers' worth at the peak"),
-        (Serial, "both are in one stream"),
-        (MovesEach, "layers' worth at the peak"),
         (same_output(prefetch), "returned the same memory"),
         (fixed_batch(prefetch), "another batch in every call"),
         (third_stream(prefetch, join=False), "what it leaves behind is not safe"),
@@ -694,9 +689,11 @@ WRONG = {
         *both("BackToBack"),
         (model(read=nothing, copied=nothing), "Missing edge: copy_"),
         (model(each=lambda self: self.copying.synchronize()), "the host stands still"),
-        (model(source=lambda weight: weight.clone()), "A copy from pageable memory cannot be asynchronous"),
+        (StagedPageable, "A copy from pageable memory cannot be asynchronous"),
+        (Serial, "both are in one stream"),
+        (MovesEach, "layers' worth at the peak"),
+        (model(slots=1), "starts only after the product of"),
         (StagedPinned, "host memory) while copy_"),
-        (model(slots=4), "layers' worth at the peak"),
         (ResidentLater, "layers' worth at the peak"),
         (NewBuffers, "the loop allocates"),
         (third_stream(False, follow=False), "RAW: mm"),
@@ -708,10 +705,8 @@ WRONG = {
         (published(wait_for(0)), "belong to different calls"),
         (published(wait_for(1)), "belong to different calls"),
         (published(wait_for_all), "The copy of layer 0 of call 2 starts only after the product of"),
-        (model(start=wait_for_all), "starts only after the product of"),
         (published(wait_for(0, 1)), "The copy of layer 0 of call 2 starts only after the product of layer 7 of call 1"),
         (model(place=restart, read=nothing), "WAR: copy_"),
-        (model(end=synchronize), "the host stands still"),
         (model(made=load_ahead), "Copies queued by the constructor: 2"),
     ],
     "Prefetching": [
@@ -722,7 +717,6 @@ WRONG = {
         (LiveSlot, "WAR: copy_"),
         (AlwaysBufferZero, "Let the calls go on in turn"),
         (model(True, made=lambda self: setattr(self, "begun", 1)), "read before written"),
-        (model(True, made=load_ahead), "Copies queued by the constructor: 2"),
         (model(True, made=lambda self: self.load()), "Copies queued by the constructor: 1"),
     ],
 }
@@ -747,6 +741,7 @@ def test_every_puzzle_has_enough_wrong_answers():
 def test_a_wait_of_the_host_earns_what_it_earned(prefetch):
     verdict = judged("Prefetching" if prefetch else "BackToBack", model(prefetch, each=synchronize))
     assert [tick.holds for tick in verdict.ticks] == [True, True, True, False]
+    assert "the host stands still" in str(verdict)
 
 
 class PingPong(model(prefetch=True)):
@@ -779,25 +774,19 @@ class AsModule(torch.nn.Module):
         return self.inner(x)
 
 
-def as_function(host_weights):
-    inner = SOLUTION.Prefetching(host_weights)
-    return lambda x: inner(x)
-
-
 CALLED = [
     *(make(prefetch) for make in (model, per_layer_events, third_stream, two_copy_streams)
       for prefetch in (False, True)),
     SOLUTION.BackToBack, model(end=joins_all), model(True, end=joins_all), model(True, start=wait_for_all),
-    SOLUTION.Prefetching, OneAhead, TwoAhead, PingPong, AsModule, as_function,
+    SOLUTION.Prefetching, OneAhead, TwoAhead, PingPong, AsModule,
     model(True, made=lambda self: (make_zeros(self), wait_for_all(self))),
-    model(True, source=lambda weight: weight.view(-1).view(weight.shape)),
 ]
 AHEAD = [*CALLED[1:8:2], *CALLED[10:]]   # those that prefetch
 RIGHT = [
     *(("double_buffer", answer) for answer in (
         double(), ring, wait_streams, own_compute_stream, halves, copies_first,
         double(each=lambda s, x: HERE().wait_stream(s)), double(each=lambda s, x: s.wait_stream(HERE())))),
-    *(("BackToBack", answer) for answer in (*CALLED[:9:2], *CALLED[9:])),
+    *(("BackToBack", answer) for answer in (*CALLED[:9:2], CALLED[9], OneAhead, TwoAhead, PingPong)),
     *(("Prefetching", answer) for answer in AHEAD),
 ]
 

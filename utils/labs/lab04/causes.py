@@ -88,7 +88,13 @@ def first_late(trace: Trace, layers: int, calls: int = 1, among: int | None = No
     work = work[:among]
     shortest = min(span.end - span.start for span in (*loads, *work))
     return (_first_late(loads, work, (layers, calls), max(LEAST_US, 0.8 * shortest))
-            or _first_late(loads, work, (layers, calls), LEAST_US))
+            or _first_late(loads, work, (layers, calls), LEAST_US)
+            or ("" if among else _pieces(len(copies(trace)), len(loads))))
+
+
+def _pieces(count: int, layers: int) -> str:
+    return "" if count <= layers else (f"{count} copies bring {layers} layers. Each takes some time to begin: a few "
+                                       "large ones are faster.")
 
 
 def _first_late(loads: list[Span], work: list[Span], shape: tuple[int, int], least_us: float) -> str:

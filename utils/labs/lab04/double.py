@@ -224,7 +224,8 @@ def _refute_skipped(runs: list[Run], case: Case) -> None:
         everywhere = sum(load.bytes for load in loads)
         if skipped := skipped_work(run, _goal(case, run.ratio), everywhere, case.bytes):
             raise refuse(PUZZLE, TICKS, "correct", f"not every layer is copied and multiplied, {case}",
-                         f"{skipped} Copy every layer as it is, and multiply x by one after the other.", run.trace)
+                         f"The result is right, but {skipped} Copy every layer as it is, and multiply x by one "
+                         "after the other.", run.trace)
         if there < case.bytes:
             raise refuse(PUZZLE, TICKS, "correct", f"copies on another stream than copy_stream, {case}",
                          f"The text asks for a copy on copy_stream, of every layer. {there / WEIGHT_BYTES:g} of "

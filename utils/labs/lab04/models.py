@@ -192,8 +192,8 @@ class _Judge:
                                f"copied anew even if a buffer still holds it. In this run: {on}.", run, target.run)
         if skipped := skipped_work(run, target.run, trial.bytes_copied, needed * WEIGHT_BYTES):
             raise self._refuse("time", f"not every layer is multiplied in every call, {on}",
-                               f"{skipped} A call multiplies x by every layer in turn, each as the host holds it.", run,
-                               target.run)
+                               f"The results are right, but {skipped} A call multiplies x by every layer in turn, "
+                               "each as the host holds it.", run, target.run)
         if busy := many_launches(run, target.run) or busy_host(trial.hosting, target.hosting, CALLS):
             raise self._refuse("time", f"the host does not only launch; {on}",
                                f"Correct, but {busy}" + (PAGEABLE if pageable(run.trace) else ""), run, target.run)

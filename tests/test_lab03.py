@@ -300,6 +300,43 @@ def free_memory(make_model, make_x):
     return (before - cuda.mem_get_info()[0]) / MIB
 
 
+def typed(values):
+    """Figures that are right, in turn, and were never measured."""
+    left = iter(values)
+    return lambda *_: next(left)
+
+
+def by_formula_after_one_call(make_model, make_x):
+    cuda.reset_peak_memory_stats()
+    before, model = cuda.memory_allocated(), make_model()
+    built, weights = cuda.max_memory_allocated() - before, cuda.memory_allocated() - before
+    y = model(make_x())   # noqa: F841
+    return max(built, cuda.max_memory_allocated() - before, weights + 4 * 128 * MIB + 8.125 * MIB) / MIB
+
+
+def of_the_lesson(make_model, make_x):   # which measures a model that is there
+    model, x = make_model(), make_x()
+    cuda.reset_peak_memory_stats()
+    for _ in range(2):
+        y = model(x)   # noqa: F841
+    return cuda.max_memory_allocated() / MIB
+
+
+def by_other_names(module, late=False):
+    def answer(make_model, make_x):
+        where = getattr(torch, module) if module == "accelerator" else torch.cuda.memory
+        where.reset_peak_memory_stats()
+        before = where.memory_allocated()
+        model = make_model()
+        if late:
+            where.reset_peak_memory_stats()
+        x = make_x()
+        for _ in range(2):
+            y = model(x)   # noqa: F841
+        return (where.max_memory_allocated() - before) / MIB
+    return answer
+
+
 # --- 3: break-even -------------------------------------------------------------------------------------------------
 
 def factor(by):
@@ -542,8 +579,82 @@ def left_current(x, host_weights, buffer):
     return SOLUTION.serial_onload(x, host_weights, buffer)
 
 
+def product_of(weights):
+    return functools.reduce(torch.matmul, weights).pin_memory()
+
+
+def one_matrix(x, host_weights, buffer):   # the layers are multiplied on the host, whose time is not counted
+    buffer.copy_(product_of(host_weights), non_blocking=True)
+    y = x @ buffer
+    if len(host_weights) > 1:
+        buffer.copy_(host_weights[-1], non_blocking=True)
+    return y
+
+
+def one_matrix_and_every_copy(x, host_weights, buffer):
+    buffer.copy_(product_of(host_weights), non_blocking=True)
+    y = x @ buffer
+    for weight in host_weights:
+        buffer.copy_(weight, non_blocking=True)
+    return y
+
+
+def on_the_default_stream(x, host_weights, buffer):
+    with cuda.stream(cuda.default_stream()):
+        return SOLUTION.serial_onload(x, host_weights, buffer)
+
+
+def in_half_precision(x, host_weights, buffer):
+    y, half = x.half(), buffer.view(-1).view(torch.float16)[:buffer.numel()].view(buffer.shape)
+    for weight in host_weights:
+        half.copy_(weight.half().pin_memory(), non_blocking=True)
+        y = y @ half
+    buffer.copy_(host_weights[-1], non_blocking=True)
+    return y.float()
+
+
+def on_two_streams(joined):
+    """Products alternate on two streams, each of which has a workspace of the matrix library."""
+    def answer(x, host_weights, buffer):
+        streams, before = [cuda.Stream() for _ in range(2)], HERE().record_event()
+        for i, weight in enumerate(host_weights):
+            with cuda.stream(streams[i % 2]):
+                before.wait()
+                buffer.copy_(weight, non_blocking=True)
+                x = x @ buffer
+                before = HERE().record_event()
+        for stream in (HERE(), *(streams if joined else ())):
+            stream.wait_event(before)
+        return x
+    return answer
+
+
+def waits_for_nothing(x, host_weights, buffer):   # of what the current stream has queued
+    stream, own = cuda.Stream(), torch.empty_like(x)
+    with cuda.stream(stream):
+        own.copy_(x)
+    HERE().wait_stream(stream)
+    return SOLUTION.serial_onload(own, host_weights, buffer)
+
+
+FIRST = {}
+
+
+def kept_from_the_first_run(x, host_weights, buffer):
+    return FIRST.setdefault(len(host_weights), SOLUTION.serial_onload(x, host_weights, buffer))
+
+
+def in_pieces(count):
+    def copy(buffer, weight):
+        for target, source in zip(buffer.chunk(count), weight.chunk(count), strict=True):
+            target.copy_(source, non_blocking=True)
+    return copy
+
+
 WRONG = {
     "measure_ms": [
+        (typed([9.0, 3.0, 11.921896, 4.5, 0.5001]), "without calling the model once"),
+        (timed(calls=1000), "the model was called 100 times, and ten calls are enough"),
         (timed(warm_up=0), "still did set-up"),
         (timed(warm_up=0, calls=1), "your events enclose call 1,"),
         (timed(warm_up=1), "Calls 1 to 3 of this model still did set-up"),
@@ -607,6 +718,13 @@ WRONG = {
         (keeps_its_figure, "the second not"),
         (built_for_each_call, "make_model() was called more than once"),
         (lambda make_model, make_x: 3592.125, "never made"),
+        (typed([3592.125, 776.125, 648.125, 4608, 1280, 3592.125, 776.125]),
+         "The figure is right, but the model was never made"),
+        (by_formula_after_one_call, "The figure is right, but the model was called once"),
+        (of_the_lesson, "300 MiB too much: they were in use before your function was called, by somebody else. Look at "
+                        "memory_allocated() first, and count from there. And the peak was reset after the model"),
+        (by_other_names("cuda.memory", late=True), "reset after the model was built"),
+        (by_other_names("accelerator", late=True), "reset after the model was built"),
         (peaked(result=lambda before: "3592 MiB"), "Return one number"),
         (peaked(result=lambda before: None), "returned None"),
         (peaked(result=lambda before: 24 * 128), "No peak was read after the calls. Which function of torch.cuda"),
@@ -635,6 +753,8 @@ WRONG = {
         (lambda f, bw, s=2: None, "returned None"),
         (lambda f, bw, s=2: float("nan"), "Return one number"),
         (lambda f, bw, s=2: 0, "Set equal"),
+        (lambda f, bw, s=2: 10**308, "a product would never end"),
+        (lambda f, bw, s=2: 10**400, "Return one number"),
     ],
     "serial_onload": [
         (a_tensor_for_each_layer, ".to() and .cuda() make a new tensor"),
@@ -650,6 +770,17 @@ WRONG = {
         (aside(early=False, used=False, copied=False), "WAR: copy_"),
         (event_recorded_too_early, "RAW: mm"),
         (not_joined, "what it leaves behind is not safe"),
+        (one_matrix, "The numbers are right, but 512 KiB were copied to the GPU"),
+        (one_matrix_and_every_copy, "the GPU computed for"),
+        (on_the_default_stream, "another stream than the default one is current: ask for torch.cuda.current_stream()"),
+        (in_half_precision, "the result is another"),
+        (on_two_streams(joined=False), "memory that it gave back is still in use, and whoever takes it next"),
+        (kept_from_the_first_run, "keep no tensor, stream or event from one run to the next"),
+        (aside(early=False, used=False), "is the caller, who still reads `buffer`"),
+        (waits_for_nothing, "(#3 is the caller, making `x`.)"),
+        (lambda x, host_weights, buffer: float("nan"), "returned a float"),
+        (lambda x, host_weights, buffer: x @ torch.empty(2**34, device="cuda"), "CUDA out of memory"),
+        (onloaded(copy=in_pieces(64)), "It launches 327 copies and kernels where 12 do"),
         (onloaded(copy=lambda buffer, weight: buffer.copy_(weight)), "A copy without non_blocking=True"),
         (onloaded(behind=lambda: cuda.synchronize()), "It waits 5 times, and the GPU is done"),
         (onloaded(behind=lambda: HERE().synchronize()), "Correct and race-free, but the host stands still"),
@@ -690,6 +821,7 @@ def test_wrong_answer_is_refused_for_the_right_reason(puzzle, answer, says):
     assert says in text, str(verdict)
     assert max(map(len, str(verdict).splitlines())) <= 80
     assert "the check itself stopped" not in text
+    assert ("make streams and events inside" in text) == (answer is kept_from_the_first_run)
     assert simgpu.active() is None
 
 
@@ -698,6 +830,7 @@ def nothing_is_kept():
     yield
     ALIVE.clear()
     KEPT.clear()
+    FIRST.clear()
 
 
 def test_every_puzzle_has_enough_wrong_answers():
@@ -718,6 +851,9 @@ RIGHT = [
     ("measure_ms", timed(inside=lambda: torch.cuda.synchronize())),
     ("measure_ms", on_a_stream_of_its_own(joined=True)),
     ("measure_ms", until_it_stays_the_same),
+    ("measure_ms", timed(calls=90)),
+    ("peak_mib", by_other_names("cuda.memory")),
+    ("peak_mib", by_other_names("accelerator")),
     ("peak_mib", by_memory_stats),
     ("peak_mib", reset_by_its_old_name),
     ("peak_mib", peaked(calls=7)),
@@ -732,6 +868,8 @@ RIGHT = [
     ("serial_onload", all_aside),
     ("serial_onload", two_activations),
     ("serial_onload", onloaded(copy=halves)),
+    ("serial_onload", onloaded(copy=in_pieces(4))),
+    ("serial_onload", on_two_streams(joined=True)),
     ("serial_onload", one_half_while_the_other_is_used),
     ("serial_onload", copy_behind_the_product),
     ("serial_onload", onloaded(product=lambda x, buffer: torch.nn.functional.linear(x, buffer.T))),
@@ -791,6 +929,35 @@ def test_the_break_even_is_where_both_times_meet():
         copy, product = rows._times_ms(flops, rate, size or 2, rows.wanted_rows(flops, rate, size or 2))
         assert copy == pytest.approx(product)
     assert round(rows.wanted_rows(24e12, 19.7e9, 2)) == 1218
+
+
+@pytest.mark.parametrize("setting", [{"device": "cuda"}, {"device": "meta"}, {"dtype": torch.float64}])
+def test_defaults_of_a_notebook_change_nothing(setting):
+    simgpu.install(simgpu.RTX_5060_LAPTOP)
+    try:
+        torch.set_default_device(setting.get("device"))
+        torch.set_default_dtype(setting.get("dtype", torch.float32))
+        assert all(check.judge(getattr(SOLUTION, puzzle)).passed for puzzle in PUZZLES)
+        assert torch.get_default_device().type == setting.get("device", "cpu")
+        assert torch.get_default_dtype() == setting.get("dtype", torch.float32)
+        wrong = judged("serial_onload", onloaded(order=lambda weights: weights[::-1]))
+        assert f"has set the default {next(iter(setting))}" in wrong.says
+    finally:
+        torch.set_default_device(None)
+        torch.set_default_dtype(torch.float32)
+        simgpu.uninstall()
+
+
+def test_defaults_that_an_answer_sets_are_not_left_behind():
+    def sets(x, host_weights, buffer):
+        torch.set_default_device("cuda")
+        torch.set_default_dtype(torch.float64)
+        return SOLUTION.serial_onload(x, host_weights, buffer)
+    assert judged("serial_onload", sets).passed
+    assert torch.get_default_device().type == "cpu" and torch.get_default_dtype() == torch.float32
+    with torch.device("meta"):
+        assert judged("serial_onload", sets).passed and torch.empty(1).is_meta
+    assert torch.empty(1).device.type == "cpu" and check.judge(SOLUTION.serial_onload).passed
 
 
 def test_watching_leaves_no_trace():

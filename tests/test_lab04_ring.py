@@ -231,6 +231,116 @@ def serial(host_weights, slots):
     return model
 
 
+def one_matrix(copies):
+    """The layers are multiplied on the host, whose time is not counted; ``copies``: all are copied nevertheless."""
+    def make(host_weights, slots):
+        product = functools.reduce(torch.matmul, host_weights).pin_memory()
+        weight, here, aside = product.to("cuda", non_blocking=True), HERE(), cuda.Stream()
+        junk = torch.empty_like(weight) if slots > 1 else None
+        aside.wait_stream(here)
+
+        def model(x):
+            HERE().wait_stream(here)
+            for source in host_weights if copies and slots > 1 else ():
+                with cuda.stream(aside):
+                    junk.copy_(source, non_blocking=True)
+            return x @ weight
+        return model
+    return make
+
+
+def transposes(self, weights):   # in the caller's memory
+    for weight in weights:
+        weight.copy_(weight.T.clone())
+    return weights
+
+
+class FirstStream(Ring):
+    """Keeps the stream of the first call for ever."""
+
+    compute = None
+
+    def wait_loaded(self, slot):
+        self.compute = self.compute or HERE()
+        self.compute.wait_event(self.loaded[slot])
+
+    def after_product(self, slot):
+        self.read[slot].record(self.compute)
+
+
+class Cached(Ring):
+    """Knows a tensor by its address."""
+
+    key = None
+
+    def __call__(self, x):
+        if self.key != x.data_ptr():
+            self.key, self.y = x.data_ptr(), super().__call__(x)
+        return self.y
+
+
+class WaitsInTheFirstCall(Ring):
+    """Asks for the current stream in every call, but not in the constructor."""
+
+    def begin(self):
+        pass
+
+    def call(self):
+        if self.done == 0:
+            self.copying.wait_stream(HERE())
+
+
+class OnePool(Ring):
+    """Results lie side by side in one piece of memory."""
+
+    def product(self, x, slot):
+        call, layer = divmod(self.done, len(self.weights))
+        self.results = getattr(self, "results", None) if self.done else torch.empty(3, *x.shape, device="cuda")
+        return torch.mm(x, self.slots[slot], out=self.results[call] if layer == len(self.weights) - 1 else None)
+
+
+class TwoComputeStreams(Ring):
+    """Products alternate on two streams, each of which has a workspace of the matrix library."""
+
+    def begin(self):
+        self.streams = [cuda.Stream(), cuda.Stream()]
+        for stream in (self.copying, *self.streams):
+            stream.wait_stream(HERE())
+
+    def __call__(self, x):
+        caller, before = HERE(), HERE().record_event()
+        for _ in self.weights:
+            stream = self.streams[self.done % 2]
+            self.load()
+            slot = self.slot_of(self.done)
+            stream.wait_event(before)
+            with cuda.stream(stream):
+                self.wait_loaded(slot)
+                x = self.product(x, slot)
+                self.after_product(slot)
+                before = stream.record_event()
+            self.done += 1
+        for stream in (caller, *self.streams):
+            stream.wait_event(before)
+        x.record_stream(caller)
+        return x
+
+
+def in_pieces(count):
+    def copy(self, slot, number):
+        source = self.weights[self.layer_of(number)]
+        for target, part in zip(self.slots[slot].chunk(count), source.chunk(count), strict=True):
+            target.copy_(part, non_blocking=True)
+    return copy
+
+
+def keeps_streams(streams={}):   # noqa: B006 - that it is one and the same dictionary is the fault
+    def begin(self):
+        self.copying = streams.setdefault(0, self.copying)
+        self.copying.wait_stream(HERE())
+    return begin
+
+
 class Prefetching(Ring):
     """Loads the next call's first layers, too."""
 
@@ -485,6 +595,68 @@ def per_layer(keep):
     return answer
 
 
+def on_the_default_stream(x, host_weights):
+    here, copying = cuda.default_stream(), cuda.Stream()
+    slots = [empty(numel_of_largest(host_weights), host_weights) for _ in range(2)]
+    events = [cuda.Event() for _ in slots]
+    copying.wait_stream(here)
+    for i, weight in enumerate(host_weights):
+        layer = slots[i % 2][: weight.numel()].view(weight.shape)
+        with cuda.stream(copying):
+            events[i % 2].wait()
+            layer.copy_(weight, non_blocking=True)
+            events[i % 2].record()
+        here.wait_event(events[i % 2])
+        x = x @ layer
+        events[i % 2].record(here)
+    return x
+
+
+def slots_of_the_copy_stream(joined):
+    """Slots go back to the copy stream at the return, while the last products still read them, unless it waits."""
+    def answer(x, host_weights):
+        copying, most = cuda.Stream(), numel_of_largest(host_weights)
+        with cuda.stream(copying):
+            slots = [empty(most, host_weights) for _ in range(2)]
+        loaded, read = ([cuda.Event(), cuda.Event()] for _ in range(2))
+        for i, weight in enumerate(host_weights):
+            layer = slots[i % 2][: weight.numel()].view(weight.shape)
+            with cuda.stream(copying):
+                copying.wait_event(read[i % 2])
+                layer.copy_(weight, non_blocking=True)
+                loaded[i % 2].record()
+            HERE().wait_event(loaded[i % 2])
+            x = x @ layer
+            read[i % 2].record()
+        if joined:
+            copying.wait_stream(HERE())
+        return x
+    return answer
+
+
+def product_on_the_host(x, host_weights):
+    return x @ functools.reduce(torch.matmul, host_weights).pin_memory().to("cuda", non_blocking=True)
+
+
+def lower(dtype, back):
+    """Weights and x in another precision."""
+    def answer(x, host_weights):
+        weights = [weight.to(dtype).pin_memory() for weight in host_weights]
+        return back(two_slots()(x.to(dtype), weights))
+    return answer
+
+
+def doubled(weights):   # in the caller's memory
+    for weight in weights:
+        weight.mul_(2)
+    return weights
+
+
+def row_by_row(layer, weight):
+    for target, source in zip(layer, weight, strict=True):
+        target.copy_(source, non_blocking=True)
+
+
 def all_here(x, host_weights):
     slot = empty(numel_of_largest(host_weights), host_weights)
     for weight in host_weights:
@@ -589,6 +761,7 @@ WRONG = {
         (edges(A=("copy 4", "copy 4")), "cannot wait for itself"),
         (edges(B=("product 8", "copy 6")), "has no operation 'product 8'; it has copy 0 to copy 7"),
         (edges(B=(3, 6)), "has no operation '3'"),
+        (lambda: float("nan"), "returned nan"),
         (lambda: {"A": EDGES["A"], "B": EDGES["B"]}, "no edge for C"),
         (lambda: list(EDGES.values()), 'Return {"A": (first, then)'),
         (lambda: None, "returned None"),
@@ -619,6 +792,18 @@ WRONG = {
         (two_slots(copy=lambda layer, weight: layer.copy_(weight)), "the host stands still"),
         (two_slots(sources=lambda weights: [weight.clone() for weight in weights]), "pageable memory is never"),
         (two_slots(count=1), "The link is free from"),
+        (on_the_default_stream, "Is the current stream asked for, torch.cuda.current_stream(), wherever it is meant?"),
+        (slots_of_the_copy_stream(joined=False), "memory that it gave back is still in use, and whoever takes it next"),
+        (slots_of_the_copy_stream(joined=False), "Keep it, or make it on the stream that uses it last"),
+        (two_slots(begin=lambda copying: None), "let the copy stream wait for the current stream once.) (Widths"),
+        (product_on_the_host, "The numbers are right, but"),
+        (lower(torch.bfloat16, lambda y: y), "a torch.bfloat16 tensor"),
+        (two_slots(finish=lambda x, y: y.int()), "a torch.int32 tensor"),
+        (lower(torch.float16, lambda y: y.float()), "the result has checksum"),
+        (two_slots(sources=doubled, finish=lambda x, y: y / 16), "host_weights"),
+        (two_slots(finish=lambda x, y: (y[0, 0].item(), y)[1]), "one that gives a value to the host"),
+        (two_slots(finish=lambda x, y: float("nan")), "That is a float"),
+        (two_slots(copy=row_by_row), "every launch takes host time"),
         (all_here, "The link is free from"),
         (padded, "copy what a layer has, not a whole slot"),
         (two_slots(finish=lambda x, y: (x.zero_(), y)[1]), "leave x and host_weights as they were"),
@@ -642,6 +827,7 @@ WRONG = {
         (lambda copy_us, product_us: -(-max(copy_us) // product_us), "slots_needed: not yet right"),
         (lambda copy_us, product_us: -(-max(copy_us) // min(copy_us)), "5 instead of 3"),
         (lambda copy_us, product_us: [3], "returned [3]"),
+        (lambda copy_us, product_us: 10**300, "1e+300 instead of 3"),
         (lambda copy_us, product_us: "3", "returned '3'"),
         (fewest(within=1.05), "slots_needed: not yet right"),
         (fewest(shift=-1), "2 instead of 3"),
@@ -693,6 +879,22 @@ WRONG = {
          "WAR: copy_"),
         (ring(load=load_here, wait_loaded=lambda self, slot: None), "one of the 2 slots"),
         (serial, "one of the 2 slots"),
+        (one_matrix(copies=False), "The numbers are right, but"),
+        (one_matrix(copies=True), "the GPU computed for"),
+        (ring(sources=transposes, product=lambda self, x, slot: torch.nn.functional.linear(x, self.slots[slot])),
+         "host_weights were changed"),
+        (FirstStream, "called from another stream from call 1 on"),
+        (Cached, "It got the same tensor, but x holds other numbers by now"),
+        (ring(begin=lambda self: None), "let the copy stream wait for the current stream once.) (3 layers"),
+        (WaitsInTheFirstCall, "once, in the constructor, whatever stream is current in a call.) (4 layers, 2 slots"),
+        (ring(finish=lambda self, x: (x[0, 0].item(), x)[1]), "one that gives a value to the host"),
+        (ring(copy=in_pieces(2), ahead=lambda self: max(1, len(self.slots) - 1), wait_read=next_slot),
+         "when product 0 has ended"),
+        (ring(finish=lambda self, x: torch.empty_like(x).copy_(x)), "copies something from one place of its memory"),
+        (ring(copy=in_pieces(8)), "copies where 12 are enough, and each takes a few µs to begin"),
+        (ring(copy=in_pieces(64)), "every launch takes host time"),
+        (ring(begin=keeps_streams()), "keep no tensor, stream or event from one run to the next"),
+        (ring(finish=lambda self, x: float("nan")), "returned a float"),
         (ring(copy=twice), "every layer is needed once per call"),
         (ring(product=record_before, after_product=lambda self, slot: None), "WAR: copy_"),
         (ring(load=record_here), "RAW: mm"),
@@ -719,6 +921,15 @@ def test_wrong_answer_is_refused_with_the_reason(puzzle, answer, words):
     assert max(map(len, str(verdict).splitlines())) <= 80
 
 
+def test_a_note_behind_a_hazard_is_given_once():
+    with simgpu.session() as gpu:
+        host, x = [torch.eye(64).pin_memory() for _ in range(4)], torch.ones(8, 64, device="cuda")
+        slots_of_the_copy_stream(joined=False)(x, host)   # whose first copies wait for events without a record
+        with cuda.stream(torch.cuda.Stream(_queue=gpu.machine.queues[1])):
+            late = torch.zeros(64 * 64, device="cuda")
+        assert [str(hazard).count("See note") for hazard in gpu.hazards] == [1] and late.is_cuda
+
+
 def test_every_puzzle_has_enough_wrong_answers():
     assert all(len(WRONG[puzzle]) >= 10 for puzzle in PUZZLES)
 
@@ -732,6 +943,7 @@ RIGHT = [
     ("unequal", arena(from_both_ends)),
     ("unequal", arena(lambda i, weights, room: i % 2 * room // 2)),
     ("unequal", two_slots(begin=lambda copying: cuda.synchronize())),
+    ("unequal", slots_of_the_copy_stream(joined=True)),
     ("unequal", two_slots(product=lambda x, layer: torch.nn.functional.linear(x, layer.T))),
     ("slots_needed", fewest()),
     ("slots_needed", by_bisection),
@@ -742,6 +954,9 @@ RIGHT = [
     ("RingOnload", Prefetching),
     ("RingOnload", OwnStream),
     ("RingOnload", StreamPerSlot),
+    ("RingOnload", TwoComputeStreams),
+    ("RingOnload", OnePool),
+    ("RingOnload", ring(copy=in_pieces(2))),
     ("RingOnload", closure),
     ("RingOnload", ring(take=lambda self, slots: list(torch.empty(slots, *self.weights[0].shape, device="cuda")))),
     ("RingOnload", ring(ahead=lambda self: 1)),   # in the order of launches: the host runs ahead of both streams
@@ -763,6 +978,17 @@ def test_right_answer_written_otherwise_passes(puzzle, answer):
 def test_taking_memory_for_each_layer_within_the_budget_is_only_advised_against(puzzle, answer):
     verdict = judged(puzzle, answer)
     assert verdict.passed and "anew" in verdict.advice[0], str(verdict)
+
+
+@pytest.mark.parametrize(("puzzle", "answer"), [
+    ("RingOnload", ring(copy=lambda self, slot, number: self.slots[slot].copy_(
+        self.weights[self.layer_of(number)].clone().pin_memory(), non_blocking=True))),
+    ("unequal", lambda x, host_weights: two_slots()(x, [weight.clone().pin_memory() for weight in host_weights])),
+])
+def test_pinning_again_is_only_advised_against(puzzle, answer):
+    named = type(puzzle, (answer,), {"copy": answer.copy}) if isinstance(answer, type) else answer
+    verdict = check.judge(named) if isinstance(answer, type) else judged(puzzle, answer)
+    assert verdict.passed and "host_weights are pinned already" in verdict.advice[0], str(verdict)
 
 
 @pytest.mark.parametrize("edge", [("product 4", "copy 6"), ("product 3", "copy 5")])

@@ -41,6 +41,6 @@ def _taken(size: int) -> Any:
     return simgpu.name(torch.empty(size, dtype=torch.uint8, device="cuda"), NEXT).zero_()
 
 
-def library_bytes(gpu: SimDevice) -> int:
+def workspaces(gpu: SimDevice) -> list[int]:
     """Bytes of the matrix library's workspaces, of which every stream gets one at its first product."""
-    return sum(getattr(queue.workspace, "size", 0) for queue in gpu.machine.queues)
+    return [queue.workspace.size for queue in gpu.machine.queues if hasattr(queue.workspace, "size")]

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from .afterwards import NEXT, library_bytes, take_freed_memory
+from .afterwards import NEXT, take_freed_memory, workspaces
 from .check import Answer, Refused, call
 from .defaults import usual_defaults
 from .values import shown, text_of
@@ -100,14 +100,15 @@ def run_once(setting: Setting, answer: Answer, ratio: float, numerics: str = "ex
         if setting.side:
             torch.cuda.set_stream(simgpu.name(torch.cuda.Stream(), "current stream"))
         torch.cuda.reset_peak_memory_stats()
-        before, begin = torch.cuda.memory_stats()["active_bytes.all.current"] - library_bytes(gpu), simgpu.clock()
+        before, begin, others = torch.cuda.memory_stats()["active_bytes.all.current"], simgpu.clock(), workspaces(gpu)
         if setting.start is not None:
             setting.start(state)
         taken = torch.cuda.memory_stats()["allocation.all.allocated"]
         result = _call(setting, answer, arguments, ratio, gpu)
         returned = simgpu.clock()
-        peak = torch.cuda.memory_stats()["active_bytes.all.peak"] - library_bytes(gpu) - before
-        taken = torch.cuda.memory_stats()["allocation.all.allocated"] - taken
+        own = workspaces(gpu)[len(others):]
+        peak = torch.cuda.memory_stats()["active_bytes.all.peak"] - before - sum(own)
+        taken = torch.cuda.memory_stats()["allocation.all.allocated"] - taken - len(own)
         trace = window(gpu.trace(), begin)   # before the result is read, which is none of the learner's time
         found = len(gpu.hazards)
         queries = sum(span.name == "query" and span.start >= begin * 1000 - 1 for span in gpu.machine.host_spans)

@@ -224,7 +224,7 @@ def _remark(first: Op, op: Op | None, reused: bool) -> str:
         )
     if op is not None:
         remarks += [f"See note: {note.text}" for note in _void_waits(first, op)]
-    return " ".join(remarks)
+    return " ".join(dict.fromkeys(remarks))   # many waits may have one and the same note
 
 
 def _void_waits(first: Op, op: Op) -> list[Note]:

@@ -36,7 +36,7 @@ EARLIER = {"kernel": 1, "d2d": 1}   # operations that are still queued when the 
 DISTURBED = "wrong for an earlier reader of buffer"
 ACTIVATIONS = 2          # blocks: one that a product reads, one that it writes
 SPARE_BLOCKS = 0.75      # not judged
-MOST = 100_000           # in x: more digits than half precision or TF32 has
+MOST = 60_000            # in x: more digits than half precision or TF32 has, and no more than the first can hold
 
 
 @one_thread()

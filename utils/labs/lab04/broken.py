@@ -128,6 +128,13 @@ def named(trace: Trace) -> Trace:
     return Trace.from_columns(columns)
 
 
+def numbered(trace: Trace) -> Trace:
+    """The trace with "0" in place of "copy 0" and of "product 0": a short bar has room for that."""
+    columns = dict(trace.columns)
+    columns["name"] = [name.removeprefix("copy ").removeprefix("product ") for name in columns["name"]]
+    return Trace.from_columns(columns)
+
+
 def right(program: Program) -> list[Any]:
     """The results that every call should have."""
     return [expected(call, ROWS, program.layers) for call in range(program.calls)]
@@ -158,7 +165,8 @@ class Shown:
 
     def __init__(self, program: Program) -> None:
         self.program, self.run = program, run(program.name, None, program.ratio)
-        self.picture: Picture = timeline(self.run.trace, title=f"program {program.name}", lanes=("h2d", "compute"))
+        self.picture: Picture = timeline(numbered(self.run.trace), lanes=("h2d", "compute"),
+                                         title=f"program {program.name}, copies and products by their numbers")
 
     def __repr__(self) -> str:
         head = [f"Program {self.program.name}: {self.program}", f"Results: {outcome(self.program, self.run)}"]

@@ -63,7 +63,8 @@ def lost_time(run: Run, layers: int, slots: int, sizes: list[int], calls: int = 
                 "kernels.")
     if len(copies) == calls * layers and moved > enough:
         return f"{moved >> 10} KiB are copied where {enough >> 10} are enough: copy what a layer has, not a whole slot."
-    return (_late_copy(copies, free, products, layers, slots) or _late_product(copies, products)
+    return (_late_copy(copies, free, products, layers, slots)
+            or _late_product(copies, products, spans(run.trace, "d2d"))
             or (f"There are {pieces} copies where {len(copies)} are enough, and each takes a few µs to begin."
                 if pieces > 2 * len(copies) else "")
             or "Compare the two timelines: which operation starts later than in the target, and what does it wait for?")
@@ -105,10 +106,13 @@ def _late_copy(copies: list[Span], link_free: list[float], products: list[Span],
     return ""
 
 
-def _late_product(copies: list[Span], products: list[Span]) -> str:
+def _late_product(copies: list[Span], products: list[Span], moves: list[Span]) -> str:
     for i, product in enumerate(products):
         ready = max(copies[i].end, products[i - 1].end if i else 0.0)
         if product.start > ready + CALLS_US:
+            if any(ready - CALLS_US < move.start < product.start for move in moves):
+                return (f"Product {i} starts at {product.start:.0f} µs instead of {ready:.0f}: before it, the GPU "
+                        "copies something from one place of its memory to another.")
             for_copy = next((j for j, copy in enumerate(copies) if abs(copy.end - product.start) < CALLS_US), None)
             says = f"Product {i} starts at {product.start:.0f} µs"
             says += f", when copy {for_copy} has ended" if for_copy is not None else ""

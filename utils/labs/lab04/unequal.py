@@ -36,7 +36,7 @@ TICKS = ("correct", "race-free", "memory", "time")
 SLOTS = 2
 SLACK_US = 40.0                       # of the target time, whose copies are shorter than those of other puzzles
 SPARE_BYTES = 0.55 * WEIGHT_BYTES     # not judged: two more activations
-MOST = 100_000                        # in x: more digits than half precision or TF32 has
+MOST = 60_000            # in x: more digits than half precision or TF32 has, and no more than the first can hold
 HINT = "Sizes differ: do two slots, or the parts of one, share bytes? And which product read them last?"
 
 
@@ -170,9 +170,9 @@ def judge_unequal(answer: Answer) -> Verdict:
 
 def _hint(case: Case, hazard: Hazard) -> str:
     says = reuse_hint(hazard)
-    if case.side and not says:
-        says = "(Is the current stream asked for, torch.cuda.current_stream(), wherever it is meant?)"
-    return f"{says} (Widths {case}.)" if says else f"(Widths {case}. {HINT})"
+    if case.side:
+        says += " (Is the current stream asked for, torch.cuda.current_stream(), wherever it is meant?)"
+    return f"{says} (Widths {case}.)".lstrip() if says else f"(Widths {case}. {HINT})"
 
 
 @lru_cache(maxsize=64)

@@ -64,9 +64,9 @@ def lost_time(run: Run, layers: int, slots: int, sizes: list[int], calls: int = 
     if len(copies) == calls * layers and moved > enough:
         return f"{moved >> 10} KiB are copied where {enough >> 10} are enough: copy what a layer has, not a whole slot."
     return (_late_copy(copies, free, products, layers, slots)
+            or (f"There are {pieces} copies where {len(copies)} are enough, and each takes a few µs to launch and to "
+                "begin." if pieces > 2 * len(copies) else "")
             or _late_product(copies, products, spans(run.trace, "d2d"))
-            or (f"There are {pieces} copies where {len(copies)} are enough, and each takes a few µs to begin."
-                if pieces > 2 * len(copies) else "")
             or "Compare the two timelines: which operation starts later than in the target, and what does it wait for?")
 
 

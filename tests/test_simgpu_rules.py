@@ -213,3 +213,20 @@ def test_work_after_a_look_comes_after_all_that_the_look_ran(gpu, look):
                 if name == "mm"]
     assert len(products) == 3 and products[0][1] <= products[1][0] and products[1][1] <= products[2][0]
     assert round(simgpu.clock() * 1000) >= products[-1][1]
+
+
+@pytest.mark.parametrize(("in_place", "like"), [
+    (lambda a, b, c: c.addmm_(a, b), lambda a, b, c: torch.addmm(c, a, b)),
+    (lambda a, b, c: c.view(2, 512, 2048).baddbmm_(a.view(2, 512, 2048), b.expand(2, 2048, 2048)),
+     lambda a, b, c: torch.baddbmm(c.view(2, 512, 2048), a.view(2, 512, 2048), b.expand(2, 2048, 2048))),
+    (lambda a, b, c: c[:512].addbmm_(a.view(2, 512, 2048), b.expand(2, 2048, 2048)),
+     lambda a, b, c: torch.addbmm(c[:512], a.view(2, 512, 2048), b.expand(2, 2048, 2048))),
+])
+def test_a_product_in_place_takes_as_long_as_one_that_is_not(in_place, like):
+    took = []
+    for product in (in_place, like):
+        with simgpu.session(simgpu.RTX_5060_LAPTOP, numerics="shapes") as gpu:
+            a, b, c = (torch.empty(rows, 2048, device="cuda") for rows in (1024, 2048, 1024))
+            product(a, b, c)
+            took.append(gpu.trace().busy_us("kernel"))
+    assert took[0] == took[1] > 2 * 1024 * 2048 * 2048 / simgpu.RTX_5060_LAPTOP.peak_flops("float32") * 1e6

@@ -75,10 +75,11 @@ def _flops(
     if not inputs or not outputs:
         return 0.0, torch.float32
     out = outputs[0]
-    if name in GEMMS:
-        first = inputs[1] if name in ("addmm", "baddbmm", "addbmm", "addmv") and len(inputs) > 2 else inputs[0]
+    if (product := name.removesuffix("_")) in GEMMS:   # in place (addmm_) it is the same work
+        first = inputs[1] if product in ("addmm", "baddbmm", "addbmm", "addmv") and len(inputs) > 2 else inputs[0]
         inner = first.shape[-1] if first.shape else 1
-        return 2.0 * out.numel * inner, out.dtype
+        summed = first.shape[0] if product == "addbmm" and len(first.shape) == 3 else 1
+        return 2.0 * out.numel * inner * summed, out.dtype
     if name in ("convolution", "conv1d", "conv2d", "conv3d"):
         weight = inputs[1]
         return 2.0 * out.numel * (weight.numel // max(weight.shape[0], 1)), out.dtype

@@ -46,8 +46,12 @@ class Task:
 
 
 def core(calls: int) -> list[Task]:
-    """Windows of every repeat, one right after the other: what is judged, and the bound it is judged by."""
-    return [Task(RESIDENT, BACK_TO_BACK, calls), *(Task(RING, way, calls) for way in (BACK_TO_BACK, SYNCHRONIZE, READ))]
+    """Windows of every repeat, one right after the other: what is judged, and the two bounds it is judged by.
+
+    All are equally long and take turns, because both the clocks and the link drift from second to second.
+    """
+    return [*(Task(name, BACK_TO_BACK, calls) for name in (COPIES, RESIDENT)),
+            *(Task(RING, way, calls) for way in (BACK_TO_BACK, SYNCHRONIZE, READ))]
 
 
 def nearest(calls: int) -> list[Task]:
@@ -91,7 +95,7 @@ class Timing:
         calls = len(inputs)
         self.nearest, self.others = ([task for task in tasks if task.program in programs]
                                      for tasks in (nearest(calls), others(calls)))
-        self.core, self.copies = core(calls), Task(COPIES, BACK_TO_BACK, max(2, calls // 3))
+        self.core = core(calls)
         self.records: dict[tuple[str, str], Records] = {}
         self.company: list[tuple[float, float]] = []
         self.repeats = 0
@@ -99,7 +103,6 @@ class Timing:
 
     def repeat(self, everything: bool) -> None:
         self._reserve()
-        self._window(self.copies)
         self._heat()
         for task in rotated(self.core, self.repeats):
             self._window(task, warm_up=2)

@@ -935,10 +935,11 @@ def test_the_break_even_is_where_both_times_meet():
 def test_defaults_of_a_notebook_change_nothing(setting):
     simgpu.install(simgpu.RTX_5060_LAPTOP)
     try:
-        torch.set_default_device(setting.get("device"))
+        if "device" in setting:
+            torch.set_default_device(setting["device"])
         torch.set_default_dtype(setting.get("dtype", torch.float32))
         assert all(check.judge(getattr(SOLUTION, puzzle)).passed for puzzle in PUZZLES)
-        assert torch.get_default_device().type == setting.get("device", "cpu")
+        assert torch.empty(1).device.type == setting.get("device", "cpu")
         assert torch.get_default_dtype() == setting.get("dtype", torch.float32)
         wrong = judged("serial_onload", onloaded(order=lambda weights: weights[::-1]))
         assert f"has set the default {next(iter(setting))}" in wrong.says
@@ -948,15 +949,22 @@ def test_defaults_of_a_notebook_change_nothing(setting):
         simgpu.uninstall()
 
 
+def sets_defaults(x, host_weights, buffer):
+    torch.set_default_device("cuda")
+    torch.set_default_dtype(torch.float64)
+    return SOLUTION.serial_onload(x, host_weights, buffer)
+
+
 def test_defaults_that_an_answer_sets_are_not_left_behind():
-    def sets(x, host_weights, buffer):
-        torch.set_default_device("cuda")
-        torch.set_default_dtype(torch.float64)
-        return SOLUTION.serial_onload(x, host_weights, buffer)
-    assert judged("serial_onload", sets).passed
-    assert torch.get_default_device().type == "cpu" and torch.get_default_dtype() == torch.float32
+    assert judged("serial_onload", sets_defaults).passed
+    assert torch.empty(1).device.type == "cpu" and torch.get_default_dtype() == torch.float32
+    assert check.judge(SOLUTION.serial_onload).passed
+
+
+@pytest.mark.skipif(torch.__version__.startswith("2.9."), reason="its set_default_device() pops any mode on top")
+def test_defaults_that_an_answer_sets_are_not_left_behind_inside_of_a_device_context():
     with torch.device("meta"):
-        assert judged("serial_onload", sets).passed and torch.empty(1).is_meta
+        assert judged("serial_onload", sets_defaults).passed and torch.empty(1).is_meta
     assert torch.empty(1).device.type == "cpu" and check.judge(SOLUTION.serial_onload).passed
 
 

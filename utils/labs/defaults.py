@@ -33,6 +33,8 @@ def _default_device() -> Any:
         return torch.get_default_device()
     except (RuntimeError, AssertionError):   # a CUDA device is the default, and there is none
         return torch.device("cuda")
+    except AttributeError:   # torch 2.9 after set_default_device(None)
+        return torch.device("cpu")
 
 
 def _set_defaults(device: Any, dtype: Any) -> None:
@@ -42,5 +44,8 @@ def _set_defaults(device: Any, dtype: Any) -> None:
     if _default_device() == device:
         return
     torch.set_default_device(None)   # which may uncover what a surrounding `with torch.device(...)` says
+    context = getattr(torch, "_GLOBAL_DEVICE_CONTEXT", None)
+    if getattr(context, "device_context", "unset") is None:   # torch 2.9: get_default_device() stumbles over it
+        del context.device_context
     if _default_device() != device:
         torch.set_default_device(device)

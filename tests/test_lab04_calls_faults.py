@@ -241,6 +241,7 @@ def test_pinning_again_is_advised_against(name, answer):
     assert verdict.passed and "pinned already" in said(verdict), str(verdict)
 
 
+@pytest.mark.skipif(torch.__version__.startswith("2.9."), reason="its set_default_device() pops any mode on top")
 @pytest.mark.parametrize("name", ["double_buffer", "BackToBack"])
 def test_defaults_of_the_notebook_change_nothing(name):
     torch.set_default_dtype(torch.float64)

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ..check import Answer
 from ..device import CALLS_US, Run
+from .causes import pageable
 
 if TYPE_CHECKING:
     from ...simgpu import Hazard
@@ -142,8 +143,7 @@ def uploaded(run: Run, most: int) -> int:
 
 def from_pageable(run: Run) -> str:
     """What to say behind a wait of the host, if it copied from pageable memory."""
-    table = run.trace.columns
-    if not any("(pageable)" in name and kind == "h2d" for name, kind in zip(table["name"], table["kind"], strict=True)):
+    if not pageable(run.trace):
         return ""
     return (" A copy from pageable memory is never asynchronous: the weights that you are given are pinned, copies of "
             "them on the host are not.")

@@ -1,0 +1,233 @@
+"""The course of judgement that the device puzzles of this lab share: right, race-free, memory, time."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from ..check import Answer
+from ..device import CALLS_US, SLACK, Run, Setting, busy_host, passed, refuse, refute_race, run_once, skipped_work
+from ..lab04.causes import spans_of
+from ..lab04.double import SPARE, hurries, many_launches
+from ..verdict import Verdict
+from .data import WEIGHT_BYTES, Outcome, Right, part_words, reference
+from .lanes import Key, Shape, first_late, steps_of, who
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from ...simgpu import Hazard
+
+TICKS = ("correct", "race-free", "memory", "time")
+ELSEWHERE = ("(In this run another stream than the default one is current. The caller's stream is what "
+             "torch.cuda.current_stream() says in the call.)")
+REUSED = ("(A tensor that is dropped while another stream than its own still uses it gives its memory away. The buffers "
+          "that you are given are enough, and stay.)")
+PAGEABLE = (" A copy from or to pageable memory is never asynchronous: the host tensors that you are given are pinned, "
+            "copies of them are not.")
+ORDER = ("The order of two launches in one stream, and the events between streams, are all that a GPU knows of what you "
+         "meant.")
+
+
+class Judge(ABC):
+    """One puzzle: its cases, what a run leaves, what it must have copied, and which step needs which."""
+
+    puzzle: str
+    cases: list[tuple[Any, tuple[float, ...]]]
+    picture: tuple[Any, float]
+    in_memory: str
+    in_time: str
+    in_race = "every order is stated"
+    given = "the buffers that you were given"
+
+    # --- what a puzzle says of itself
+
+    @abstractmethod
+    def setting(self, case: Any) -> Setting:
+        """The arguments of a run and how its result is read, as an Outcome."""
+
+    @abstractmethod
+    def shape(self, case: Any) -> Shape:
+        """How many loads, layers and stores a run makes, and their names."""
+
+    @abstractmethod
+    def needs(self, case: Any, key: Key) -> Iterable[Key]:
+        """What has to be over before a step starts."""
+
+    def program(self, case: Any, answer: Answer) -> Answer:
+        """What is called in a run."""
+        return answer
+
+    def wrong_value(self, run: Run, case: Any) -> str:
+        """A reason for a wrong result that only this puzzle knows, "" where there is none."""
+        return ""
+
+    def extra_copies(self, run: Run, goal: Run, case: Any) -> str:
+        """A copy that should not be there, in words."""
+        return ""
+
+    def hint(self, run: Run, hazard: Hazard, case: Any) -> str:
+        """What to say behind a hazard of this puzzle, in addition."""
+        return ""
+
+    # --- the course of judgement
+
+    def run(self, answer: Answer) -> Verdict:
+        """The verdict on an answer; raises Refused at the first fault."""
+        runs: dict[tuple[Any, float], Run] = {}
+        for case, ratios in self.cases:
+            found, busy = self._runs(case, answer, ratios)
+            self._refute_kind(found, case)
+            refute_race(self.setting(case), self.program(case, answer), found, Right(), TICKS,
+                        lambda given, _: not given.wrong, partial(self._hint, case=case))
+            self._refute_values(found, case)
+            self._refute_skipped(found, case)
+            runs |= {(case, run.ratio): run for run in found}
+            if busy:   # refused in any case, and thousands of launches a run
+                break
+        for judge in (self._judge_memory, self._judge_time):   # all of one before any of the next
+            for (case, ratio), run in runs.items():
+                judge(run, self.goal(case, ratio), case)
+        return self._passed(answer, runs)
+
+    def goal(self, case: Any, ratio: float) -> Run:
+        """The worked answer's run: the target."""
+        known = _goals.setdefault(self.puzzle, {})
+        if (case, ratio) not in known:
+            known[case, ratio] = run_once(self.setting(case), self.program(case, reference(self.puzzle)), ratio)
+        return known[case, ratio]
+
+    def _runs(self, case: Any, answer: Answer, ratios: tuple[float, ...]) -> tuple[list[Run], bool]:
+        found: list[Run] = []
+        for ratio in ratios:
+            found.append(run_once(self.setting(case), self.program(case, answer), ratio))
+            if hurries(found[-1], self.goal(case, ratio)):
+                return found, True
+        return found, False
+
+    def _passed(self, answer: Answer, runs: dict[tuple[Any, float], Run]) -> Verdict:
+        whys = ("every number, bit for bit", self.in_race, self.in_memory, self.in_time)
+        return passed(self.puzzle, TICKS, whys, runs[self.picture], self.goal(*self.picture), self.advice(answer),
+                      self.tried())
+
+    def advice(self, answer: Answer) -> list[str]:
+        """What costs nothing here, but on a GPU."""
+        from ..lab03.watch import names_in
+
+        return [PINS] if "pin_memory" in names_in(answer) else []
+
+    def tried(self) -> str:
+        """Every configuration that is judged."""
+        alike: dict[tuple[float, ...], list[str]] = {}
+        for case, ratios in self.cases:
+            alike.setdefault(ratios, []).append(str(case))
+        return "; ".join(f"{', '.join(names)} (copy/compute {', '.join(f'{ratio:g}' for ratio in ratios)})"
+                         for ratios, names in alike.items())
+
+    def _refuse(self, tick: str, why: str, says: str, run: Run, goal: Run | None = None) -> Exception:
+        return refuse(self.puzzle, TICKS, tick, why, says, run.trace, goal)
+
+    def _refute_kind(self, runs: list[Run], case: Any) -> None:
+        for run in runs:
+            for part in run.value.wrong:
+                if isinstance(part.seen, str) and part.seen != "nan":
+                    raise self._refuse("correct", f"{part.name} is {part.seen}, {case}",
+                                       "Return the output of the last layer, a tensor on the GPU.", run)
+
+    def _hint(self, run: Run, hazard: Hazard, case: Any) -> str:
+        hints = [who(run.trace, hazard, self.shape(case)), self.hint(run, hazard, case),
+                 ELSEWHERE if case.side else "", REUSED if "was freed" in hazard.remark else "",
+                 f"In this run: {case}."]
+        return "\n".join(filter(None, hints))
+
+    def _refute_values(self, runs: list[Run], case: Any) -> None:
+        for run in runs:
+            outcome: Outcome = run.value
+            if outcome.touched:
+                raise self._refuse("correct", f"{outcome.touched} was changed",
+                                   f"{outcome.touched} belongs to the caller: leave it as it was.", run)
+            if not outcome.wrong:
+                continue
+            part, on = outcome.wrong[0], f"{case}, copy/compute {run.ratio:g}"
+            if part.seen == "nan":
+                raise self._refuse("correct", f"read before written, {part.name}, {on}",
+                                   f"{part.name} holds memory that nothing has written. {self.wrong_value(run, case)}",
+                                   run)
+            why = self.wrong_value(run, case) or ORDER
+            raise self._refuse("correct", f"{outcome}, {on}",
+                               f"Every order is stated, but {part_words(part)}. {why}", run)
+
+    def _refute_skipped(self, runs: list[Run], case: Any) -> None:
+        """Refuse unless every step was made, copies where the text says."""
+        for run in runs:
+            goal = self.goal(case, run.ratio)
+            for kind, stream, what in (("h2d", "loading", "load"), ("h2d", "copying", "load"),
+                                       ("d2h", "storing", "store")):
+                if stream in run.streams:
+                    self._refute_copies(run, goal, case, (kind, stream, what))
+            loaded, needed = (_moved(one, "h2d") for one in (run, goal))
+            if skipped := skipped_work(run, goal, loaded, needed):
+                raise self._refuse("correct", f"not every layer is computed, {case}",
+                                   f"The numbers are right, but {skipped}", run)
+            if extra := self.extra_copies(run, goal, case):
+                raise self._refuse("correct", f"more is copied than needed, {case}", extra, run)
+
+    def _refute_copies(self, run: Run, goal: Run, case: Any, asked: tuple[str, str, str]) -> None:
+        kind, stream, what = asked
+        everywhere, needed = _moved(run, kind), _moved(goal, kind)
+        there = _moved(run, kind, run.streams[stream])
+        if everywhere < needed:
+            raise self._refuse("correct", f"not everything is copied, {case}",
+                               f"The numbers are right, but {everywhere / WEIGHT_BYTES:g} {what}s were made, where "
+                               f"{needed / WEIGHT_BYTES:g} are asked for. Each copy counts, also one whose data the "
+                               "host could find in another way.", run)
+        if there < needed:
+            raise self._refuse("correct", f"a {what} on another stream than {stream}, {case}",
+                               f"Every {what} belongs on {stream}. {there / WEIGHT_BYTES:g} of "
+                               f"{needed / WEIGHT_BYTES:g} were made there. Launches go into the stream that is "
+                               f"current: put them inside `with torch.cuda.stream({stream}):`.", run)
+
+    def _judge_memory(self, run: Run, goal: Run, case: Any) -> None:
+        if run.peak_bytes > goal.peak_bytes + SPARE * WEIGHT_BYTES:
+            raise self._refuse("memory", f"{_matrices(run)} at the peak, {case}",
+                               f"Correct, but beside {self.given} there was device memory for {_matrices(run)} at the "
+                               f"peak, where {_matrices(goal)} are enough. The target: {self.in_memory}.", run)
+
+    def _judge_time(self, run: Run, goal: Run, case: Any) -> None:
+        on = f"{case}, copy/compute {run.ratio:g}"
+        if busy := many_launches(run, goal) or busy_host(run, goal):
+            pageable = any(spans_of(run.trace, kind, ("(pageable)",)) for kind in ("h2d", "d2h"))
+            raise self._refuse("time", f"the host does not only launch, {on}",
+                               f"Correct, but {busy}" + (PAGEABLE if pageable else ""), run, goal)
+        if run.done_us > goal.done_us * SLACK + CALLS_US:
+            raise self._refuse("time", f"{run.done_us:.0f} µs instead of {goal.done_us:.0f}, {on}",
+                               f"Correct, but too slow. {self._why_late(run, case)}", run, goal)
+
+    def _why_late(self, run: Run, case: Any) -> str:
+        steps = steps_of(run.trace, self.shape(case))
+        if isinstance(steps, str):
+            return steps
+        needs: Callable[[Key], Iterable[Key]] = partial(self.needs, case)
+        return (first_late(steps, needs, self.shape(case), getattr(case, "engines", 2) == 1)
+                or "Compare the two timelines: which operation starts later than in the target, and what does it wait "
+                "for?")
+
+
+PINS = ("the host tensors are pinned already. Pinning memory takes the host a long time, which the simulated device "
+        "does not count")
+_goals: dict[str, dict[tuple[Any, float], Run]] = {}
+
+
+def _matrices(run: Run) -> str:
+    count = f"{run.peak_bytes / WEIGHT_BYTES:.2g}"
+    return "1 matrix" if count == "1" else f"{count} matrices"
+
+
+def _moved(run: Run, kind: str, stream: int | None = None) -> int:
+    return sum(span.bytes for span in spans_of(run.trace, kind) if stream is None or span.stream == stream)
+
+
+def stream_names(*names: str, first: int) -> Any:
+    """Streams among the arguments of a puzzle, by name; they follow each other from argument ``first`` on."""
+    return lambda arguments: {name: arguments[first + at] for at, name in enumerate(names)}

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 
+from . import attention
 from .geometry import Geometry
 from .profiles import NS, Profile
 
@@ -26,13 +27,14 @@ class Cost(NamedTuple):
 
 
 def estimate(
-    profile: Profile, name: str, inputs: Sequence[Geometry], outputs: Sequence[Geometry], args: Sequence[Any] = ()
+    profile: Profile, name: str, inputs: Sequence[Geometry], outputs: Sequence[Geometry],
+    causal: bool | attention.Causal = False,
 ) -> Cost:
-    """Cost of operator ``name``; ``op_ns`` of the profile overrides it."""
+    """Cost of operator ``name``, attention with a ``causal`` mask; ``op_ns`` of the profile overrides it."""
     fixed = profile.op_ns.get(name)
     if fixed is not None:
         return Cost(max(1, int(fixed)), 1000)
-    flops, dtype = _flops(name, inputs, outputs, args)
+    flops, dtype = _flops(name, inputs, outputs, causal)
     moved = _bytes(name, inputs, outputs)
     peak = profile.peak_flops(str(dtype).removeprefix("torch."))
     busy = (
@@ -66,11 +68,19 @@ def _bytes(name: str, inputs: Sequence[Geometry], outputs: Sequence[Geometry]) -
     if name in GATHERS:
         rest = [g.nbytes for g in inputs[1:]]
         return 2 * (max(rest, default=0) if name.endswith("_") else written)
-    return written + sum(min(g.nbytes, g.span) for g in inputs)
+    return written + sum(_read(g) for g in inputs)
+
+
+def _read(g: Geometry) -> int:
+    """Bytes of a tensor that are there to be read: one that repeats rows or heads has each of them once."""
+    distinct = g.item
+    for size, step in zip(g.shape, g.stride, strict=True):
+        distinct *= size if step or not size else 1
+    return min(distinct, g.span)
 
 
 def _flops(
-    name: str, inputs: Sequence[Geometry], outputs: Sequence[Geometry], args: Sequence[Any]
+    name: str, inputs: Sequence[Geometry], outputs: Sequence[Geometry], causal: bool | attention.Causal
 ) -> tuple[float, torch.dtype]:
     if not inputs or not outputs:
         return 0.0, torch.float32
@@ -83,8 +93,6 @@ def _flops(
     if name in ("convolution", "conv1d", "conv2d", "conv3d"):
         weight = inputs[1]
         return 2.0 * out.numel * (weight.numel // max(weight.shape[0], 1)), out.dtype
-    if name == "scaled_dot_product_attention":
-        query, key = inputs[0], inputs[1]
-        causal = 0.5 if any(arg is True for arg in args) and query.shape[-2] == key.shape[-2] else 1.0
-        return causal * 2.0 * query.numel * key.shape[-2] + causal * 2.0 * out.numel * key.shape[-2], out.dtype
+    if name == attention.NAME:
+        return attention.flops_of(inputs[0], inputs[1], out, causal), out.dtype
     return 0.0, out.dtype

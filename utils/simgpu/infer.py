@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from . import attention
 from .costs import Cost, estimate
 from .geometry import Geometry, dense, of
 from .profiles import Profile
@@ -140,8 +141,8 @@ def _cost(
     inputs = [t.geometry for t in accesses(info, args, kwargs, tensors)[1]] if info.writes_only or info.like else [
         t.geometry for t in tensors
     ]
-    flags = [a for a in (*args, *kwargs.values()) if isinstance(a, (bool, int))]
-    return estimate(profile, info.name, inputs, outputs or inputs[:1], flags)
+    causal = attention.causal_in(args, kwargs) if info.name == attention.NAME else False
+    return estimate(profile, info.name, inputs, outputs or inputs[:1], causal)
 
 
 def accesses(
@@ -188,7 +189,7 @@ def _whole(name: str, inputs: list[Geometry | None], kwargs: dict[str, Any]) -> 
     first = inputs[0]
     if name == "rms_norm":
         return dense(first.shape, first.dtype)
-    return _linear(*inputs[:3]) if name == "linear" else _attention(
+    return _linear(*inputs[:3]) if name == "linear" else attention.result_of(
         *inputs[:4], grouped=bool(kwargs.get("enable_gqa"))
     )
 
@@ -200,33 +201,6 @@ def _linear(first: Geometry, weight: Geometry, bias: Geometry | None = None) -> 
     if bias is not None and bias.shape not in ((), (1,), rows):
         raise RuntimeError(f"linear: bias {bias.shape} does not fit the weight {weight.shape}")
     return dense((*first.shape[:-1], *rows), first.dtype)
-
-
-def _attention(
-    query: Geometry, key: Geometry, value: Geometry, mask: Geometry | None = None, *, grouped: bool
-) -> Geometry:
-    shapes = [g.shape for g in (query, key, value)]
-    fits = min(map(len, shapes)) >= 2 and shapes[0][-1] == shapes[1][-1] and shapes[1][-2] == shapes[2][-2]
-    try:
-        if not fits:
-            raise RuntimeError
-        batches = [shape[:-2] for shape in shapes]
-        if grouped:     # each key head serves several query heads
-            heads = [batch[-1] for batch in batches]
-            if any(heads[0] % count for count in heads[1:]):
-                raise RuntimeError
-            batches = [(*batch[:-1], heads[0]) for batch in batches]
-        batch = torch.broadcast_shapes(*batches)
-        if mask is not None:
-            scores = (*batch, shapes[0][-2], shapes[1][-2])
-            if torch.broadcast_shapes(scores, mask.shape) != scores:
-                raise RuntimeError
-    except (RuntimeError, IndexError):
-        raise RuntimeError(
-            f"scaled_dot_product_attention: query {shapes[0]}, key {shapes[1]} and value {shapes[2]}"
-            f"{f' and attn_mask {mask.shape}' if mask is not None else ''} do not fit"
-        ) from None
-    return dense((*batch, shapes[0][-2], shapes[2][-1]), query.dtype)
 
 
 def _pointwise(info: OpInfo, args: Any, kwargs: dict[str, Any], metas: list[torch.Tensor]) -> Any:

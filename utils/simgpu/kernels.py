@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from . import attention
 from .costs import estimate
 from .geometry import Geometry, dense
 from .infer import OpInfo, replace_tensors
@@ -36,7 +37,7 @@ class Kernels:
     ) -> Task:
         """The computation behind a kernel."""
         kwargs = {k: ("cpu" if k == "device" and v is not None else v) for k, v in kwargs.items()}
-        call = info.func
+        call = attention.attend if info.name == attention.NAME else info.func
         if info.random:
             call = self.drawn_from(kwargs.pop("generator", None), info.func)
         return Task(
@@ -49,7 +50,7 @@ class Kernels:
             [_ref(t) for t in changed],
             self.report,
             pointwise=info.pointwise,
-            widen=info.widen and bool(reads) and reads[-1].geometry.dtype in HALVES,
+            widen=info.widen and bool(reads) and reads[0].geometry.dtype in HALVES,
         )
 
     def kernel(

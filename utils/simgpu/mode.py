@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
-from . import copies, sessions
+from . import attention, copies, sessions
 from .dispatch import dispatch, set_mode
 from .factories import as_array, factory, from_data, wants_cuda
 from .hostcalls import factory_call, host_call
@@ -53,6 +53,7 @@ def _tensor_to(func: Any, args: tuple, kwargs: dict) -> Any:
     if device is None or device.type != "cuda":
         return _on_host(func, args, kwargs)
     sessions.check_index(device)
+    attention.refuse_bias(tensor)
     return copies.converted(tensor, device, dtype, non_blocking, memory_format, copy=copy)
 
 
@@ -62,6 +63,7 @@ def _tensor_cuda(func: Any, args: tuple, kwargs: dict) -> Any:
 
 def _cuda_of(tensor: torch.Tensor, device: Any = None, non_blocking: bool = False, memory_format: Any = None) -> Any:
     sessions.check_index(device)
+    attention.refuse_bias(tensor)
     return (
         tensor if isinstance(tensor, SimTensor) else copies.converted(tensor, "cuda", None, non_blocking, memory_format)
     )
@@ -85,6 +87,22 @@ def _whole(overload: Any) -> Any:
         return _on_host(func, args, kwargs)
 
     return handle
+
+
+_attend = _whole(attention.OPERATOR)
+
+
+def _attention(func: Any, args: tuple, kwargs: dict) -> Any:
+    """A causal bias becomes the alignment of a kernel: nothing of it is on the device."""
+    bias = attention.bias_in(args, kwargs)
+    if bias is None or not any(isinstance(a, SimTensor) for a in (*args, *kwargs.values())):
+        return _attend(func, args, kwargs)
+    given = attention.without_bias(bias, args, kwargs)
+    result = _attend(func, (), given)
+    remark = attention.misleading(bias, given["query"], given["key"])
+    if remark is not None:
+        sessions.active().machine.note("attention bias", remark)
+    return result
 
 
 def _on_host(func: Any, args: tuple, kwargs: dict) -> Any:
@@ -157,7 +175,7 @@ HANDLERS |= {
     torch.Tensor.pin_memory: _pin_memory,
     torch.Tensor.is_pinned: _is_pinned,
     torch.Tensor.data.__set__: _set_data,
-    torch.nn.functional.scaled_dot_product_attention: _whole(aten.scaled_dot_product_attention.default),
+    torch.nn.functional.scaled_dot_product_attention: _attention,
     torch.nn.functional.one_hot: _whole(aten.one_hot.default),
     torch.nn.functional.linear: _whole(aten.linear.default),
     torch.rms_norm: _whole(aten.rms_norm.default),

@@ -48,10 +48,12 @@ class Part:
 
 @dataclass(frozen=True)
 class Outcome:
-    """Everything that a run leaves, and what of the caller's was changed, "" for nothing."""
+    """Everything that a run leaves; what of the caller's was changed, "" for nothing; and how many of the given buffers
+    were used, where that is counted."""
 
     parts: tuple[Part, ...]
     touched: str = ""
+    buffers: int | None = None
 
     @property
     def wrong(self) -> list[Part]:
@@ -60,6 +62,8 @@ class Outcome:
 
     def __repr__(self) -> str:
         names = [part.name for part in self.wrong]
+        if names and len(self.parts) == 1:
+            return "wrong"
         more = f" and {len(names) - MOST_SHOWN} more" if len(names) > MOST_SHOWN else ""
         return f"wrong in {', '.join(names[:MOST_SHOWN])}{more}" if names else "right"
 

@@ -22,19 +22,20 @@ if TYPE_CHECKING:
 TICKS = ("correct", "race-free", "memory", "time")
 ELSEWHERE = ("(In this run another stream than the default one is current. The caller's stream is what "
              "torch.cuda.current_stream() says in the call.)")
-REUSED = ("(A tensor that is dropped while another stream than its own still uses it gives its memory away. The buffers "
-          "that you are given are enough, and stay.)")
-PAGEABLE = (" A copy from or to pageable memory is never asynchronous: the host tensors that you are given are pinned, "
-            "copies of them are not.")
-ORDER = ("The order of two launches in one stream, and the events between streams, are all that a GPU knows of what you "
-         "meant.")
+UNMADE = "(The caller is still making x, on the current stream: another stream has to wait for that.)"
+REUSED = ("(A tensor that is dropped while another stream than its own still uses it gives its memory away. The "
+          "buffers that you are given are enough, and stay.)")
+PAGEABLE = (" A copy from or to pageable memory is never asynchronous: the host tensors that you are given are "
+            "pinned, copies of them are not.")
+ORDER = "Is each tensor the one that is meant, at the time when it is read?"
+Cases = tuple[tuple[Any, tuple[float, ...]], ...]   # a configuration, and copy/compute
 
 
 class Judge(ABC):
     """One puzzle: its cases, what a run leaves, what it must have copied, and which step needs which."""
 
     puzzle: str
-    cases: list[tuple[Any, tuple[float, ...]]]
+    cases: Cases
     picture: tuple[Any, float]
     in_memory: str
     in_time: str
@@ -137,7 +138,8 @@ class Judge(ABC):
 
     def _hint(self, run: Run, hazard: Hazard, case: Any) -> str:
         hints = [who(run.trace, hazard, self.shape(case)), self.hint(run, hazard, case),
-                 ELSEWHERE if case.side else "", REUSED if "was freed" in hazard.remark else "",
+                 UNMADE if hazard.buffer.split(" ")[0] == "x" else "", ELSEWHERE if case.side else "",
+                 REUSED if "was freed" in hazard.remark else "",
                  f"In this run: {case}."]
         return "\n".join(filter(None, hints))
 
@@ -179,8 +181,8 @@ class Judge(ABC):
         there = _moved(run, kind, run.streams[stream])
         if everywhere < needed:
             raise self._refuse("correct", f"not everything is copied, {case}",
-                               f"The numbers are right, but {everywhere / WEIGHT_BYTES:g} {what}s were made, where "
-                               f"{needed / WEIGHT_BYTES:g} are asked for. Each copy counts, also one whose data the "
+                               f"The numbers are right, but of {needed / WEIGHT_BYTES:g} {what}s that are asked for "
+                               f"{everywhere / WEIGHT_BYTES:g} can be seen. Each copy counts, also one whose data the "
                                "host could find in another way.", run)
         if there < needed:
             raise self._refuse("correct", f"a {what} on another stream than {stream}, {case}",
@@ -202,9 +204,10 @@ class Judge(ABC):
                                f"Correct, but {busy}" + (PAGEABLE if pageable else ""), run, goal)
         if run.done_us > goal.done_us * SLACK + CALLS_US:
             raise self._refuse("time", f"{run.done_us:.0f} µs instead of {goal.done_us:.0f}, {on}",
-                               f"Correct, but too slow. {self._why_late(run, case)}", run, goal)
+                               f"Correct, but too slow. {self.why_late(run, case)}", run, goal)
 
-    def _why_late(self, run: Run, case: Any) -> str:
+    def why_late(self, run: Run, case: Any) -> str:
+        """The first step that starts later than it could, in words."""
         steps = steps_of(run.trace, self.shape(case))
         if isinstance(steps, str):
             return steps

@@ -15,7 +15,8 @@ if TYPE_CHECKING:
 TRACE_KINDS = {"load": "h2d", "store": "d2h"}
 PRODUCTS = ("mm", "linear", "matmul", "dot", "einsum")
 COPIES = ("load", "store")
-TOO_MUCH = (" wait_stream waits for everything that was queued in a stream so far: wait for the event of what is needed.")
+TOO_MUCH = (" wait_stream waits for everything that was queued in a stream so far: wait for the event of what is "
+            "needed.")
 
 
 class Key(NamedTuple):

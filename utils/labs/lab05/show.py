@@ -19,7 +19,7 @@ RATIO = 1.0
 
 
 class Shown:
-    """A program's timeline, its results and its hazards, one of a kind; text everywhere, with a picture in a notebook."""
+    """A program's timeline, its results and its hazards, one of a kind; text, with a picture in a notebook."""
 
     def __init__(self, name: str, run: Run) -> None:
         self.name, self.run = name, run

@@ -49,7 +49,7 @@ class StoreEach(Judge):
     """Products on the current stream, stores on ``storing``, two buffers between them."""
 
     puzzle = PUZZLE
-    cases = [(Case(layers), RATIOS) for layers in (5, 8, 1, 2, 3)] + [(Case(24), (0.5,)), (Case(4, side=True), FEW)]
+    cases = (*((Case(layers), RATIOS) for layers in (5, 8, 1, 2, 3)), (Case(24), (0.5,)), (Case(4, side=True), FEW))
     picture = (Case(5), 1.0)
     in_memory = "nothing beside the two staging buffers"
     in_time = "k + (L - 1) max + s, and the host only launches"

@@ -15,7 +15,7 @@ from ..lab04.data import FLOPS, ROWS, batch, digest_of, expected, layer
 from ..verdict import Verdict
 from .data import WEIGHT_BYTES, Outcome, digest_on_host, part_of, two_engines
 from .judge import Judge, stream_names
-from .lanes import Key, Shape
+from .lanes import Key, Shape, who
 
 if TYPE_CHECKING:
     from ...simgpu import Hazard
@@ -70,9 +70,9 @@ class Swap(Judge):
     """Products on the current stream, loads on ``copying``, slots that change their owner."""
 
     puzzle = PUZZLE
-    cases = [(Case(5, 1, 5), RATIOS), (Case(8, 2, 8, (1, 1)), RATIOS), (Case(4, 2, 6, (3, 1)), FEW),
+    cases = ((Case(5, 1, 5), RATIOS), (Case(8, 2, 8, (1, 1)), RATIOS), (Case(4, 2, 6, (3, 1)), FEW),
              (Case(6, 1, 4, (2, 3)), FEW), (Case(3, 2, 2, (1, 2)), FEW), (Case(1, 1, 2, (2, 2)), FEW),
-             (Case(2, 1, 3, (1, 2)), (1.0,)), (Case(24, 3, 24, (2, 1)), (0.5,)), (Case(5, 1, 6, side=True), FEW)]
+             (Case(2, 1, 3, (1, 2)), (1.0,)), (Case(24, 3, 24, (2, 1)), (0.5,)), (Case(5, 1, 6, side=True), FEW))
     picture = (Case(5, 1, 5), 1.0)
     in_memory = "nothing beside the slots and the outputs of layers"
     in_time = "the loads lie under the first model's last round, and the host only launches"
@@ -116,19 +116,23 @@ class Swap(Judge):
         return (before, Key("load", later)) if 0 <= later < case.second else (before,)
 
     def hint(self, run: Run, hazard: Hazard, case: Case) -> str:
-        if hazard.kind == "WAR":
-            return ("(A slot of the first model is free when its product in the *last* round has ended: not before, and "
-                    "not when another slot's has.)")
+        if hazard.kind == "WAR" or "of the first model" in who(run.trace, hazard, self.shape(case)):
+            return ("(A slot of the first model is free when its product in the *last* round has ended: not before, "
+                    "and not when another slot's has.)")
         return ""
 
     def wrong_value(self, run: Run, case: Case) -> str:
         return ("Which layer is in which slot when it is multiplied? Every layer of the first model is needed in every "
                 "round, and the second model's come in their own order.")
 
+    def why_late(self, run: Run, case: Case) -> str:
+        return (f"From the first product to the last there are {exposed_us(run, case):.0f} µs without a product, the "
+                f"exposed time of the swap. {super().why_late(run, case)}")
+
     def extra_copies(self, run: Run, goal: Run, case: Case) -> str:
         if spans_of(run.trace, "d2h"):
-            return ("The GPU copies to the host. The first model's layers do not change, and the host has them already: "
-                    "a slot is given up by overwriting it.")
+            return ("The GPU copies to the host. The first model's layers do not change, and the host has them "
+                    "already: a slot is given up by overwriting it.")
         loaded = sum(span.bytes for span in spans_of(run.trace, "h2d"))
         if loaded > case.second * WEIGHT_BYTES:
             return (f"{loaded / WEIGHT_BYTES:g} layers are loaded, where the second model has {case.second}. Each is "

@@ -45,14 +45,14 @@ class Case:
 
 @dataclass
 class Kept:
-    """What a run leaves to be looked at; ``called``: the numbers of the layers, in the order of their calls."""
+    """What a run leaves to be looked at; ``places``: the addresses of the KV that layers got."""
 
     case: Case
     inputs: list[Any]
     weights: list[Any]
     kv_host: list[Any]
     storing: Any
-    called: list[int] = field(default_factory=list)
+    places: set[int] = field(default_factory=set)
 
 
 @lru_cache(maxsize=64)
@@ -75,9 +75,9 @@ class ThreeLanes(Judge):
     """Loads on ``loading``, layers on the current stream, stores on ``storing``."""
 
     puzzle = PUZZLE
-    cases = [(Case(5), RATIOS), (Case(8), RATIOS), *((Case(layers), FEW) for layers in (1, 2, 3, 4)), (Case(24), (1.0,)),
-             *((Case(layers, calls=2), FEW) for layers in (4, 5)), (Case(1, calls=2), (1.0,)), (Case(5, side=True), FEW),
-             (Case(7, engines=1), FEW)]
+    cases = ((Case(5), RATIOS), (Case(8), RATIOS), *((Case(layers), FEW) for layers in (1, 2, 3, 4)),
+             (Case(24), (1.0,)), *((Case(layers, calls=2), FEW) for layers in (4, 5)), (Case(1, calls=2), (1.0,)),
+             (Case(5, side=True), FEW), (Case(7, engines=1), FEW))
     picture = (Case(8), 1.0)
     in_memory = "nothing beside the three slots and what the layers return"
     in_time = "three lanes at once, and the host only launches"
@@ -85,8 +85,8 @@ class ThreeLanes(Judge):
 
     def setting(self, case: Case) -> Setting:
         profile = one_engine() if case.engines == 1 else two_engines()
-        return Setting(PUZZLE, lambda: self._arguments(case), _read, profile, start=lambda kept: kept.inputs[0].mul_(1.0),
-                       flops=GEMM_FLOPS, side=case.side,
+        return Setting(PUZZLE, lambda: self._arguments(case), _read, profile,
+                       start=lambda kept: kept.inputs[0].mul_(1.0), flops=GEMM_FLOPS, side=case.side,
                        streams=stream_names("loading", "storing", first=4))
 
     def program(self, case: Case, answer: Answer) -> Answer:
@@ -137,12 +137,18 @@ class ThreeLanes(Judge):
     def hint(self, run: Run, hazard: Hazard, case: Case) -> str:
         if "kv_host[" in hazard.buffer and hazard.host and run.later and hazard in run.later:
             return "(The caller waits for the current stream and for storing, and then reads kv_host.)"
-        if "kv_host[" in hazard.buffer and case.calls > 1:
-            return ("(A call loads what the call before has stored: its first loads have to wait for those stores, which "
-                    "are in another stream.)")
+        if case.calls > 1:   # one call alone was clean
+            return ("(A call begins while the call before is still storing, from the same slots into what is to be "
+                    "loaded: its loads have to wait for those stores, which are in another stream.)")
         if "slots[" in hazard.buffer and hazard.kind != "RAW":
             return "(A slot is free when its KV is stored, not when its layer is done.)"
         return ""
+
+    def why_late(self, run: Run, case: Case) -> str:
+        if run.value.buffers < min(SLOTS, case.layers):
+            return (f"{run.value.buffers} of the {SLOTS} slots are used, so that no layer can be loaded, another "
+                    f"computed and a third stored at the same time. {super().why_late(run, case)}")
+        return super().why_late(run, case)
 
     def wrong_value(self, run: Run, case: Case) -> str:
         results, history = right_values(case.layers, case.calls)
@@ -150,8 +156,9 @@ class ThreeLanes(Judge):
             if part.name.startswith("kv_host["):
                 i = int(part.name[8:-1])
                 if part.seen in [stage[i] for stage in history[:-1]]:
-                    return (f"{part.name} is as it was before the {'last ' if case.calls > 1 else ''}call: was it loaded, "
-                            "changed by its layer, and stored after that?")
+                    last = "last " if case.calls > 1 else ""
+                    return (f"{part.name} is as it was before the {last}call: was it loaded, changed by its layer, and "
+                            "stored after that?")
         if case.calls > 1 and results[0] not in [part.wanted for part in run.value.wrong]:
             return ("The first call is right, the second is not: it has to begin with the KV that the first one has "
                     "stored.")
@@ -167,7 +174,7 @@ def _layer(number: int, kept: Kept) -> Callable[[Any, Any], Any]:
     def run_layer(x: Any, kv: Any) -> Any:
         import torch
 
-        kept.called.append(number)
+        kept.places.add(kv.data_ptr())
         with torch.profiler.record_function(f"layer {number}"):
             y = torch.addmm(kv, x, kept.weights[number])
             kv.add_(y)
@@ -182,7 +189,7 @@ def _read(result: Any, kept: Kept) -> Outcome:
     case = kept.case
     results, history = right_values(case.layers, case.calls)
     given = [result] if case.calls == 1 else result
-    names = ["the result"] if case.calls == 1 else [f"the result of call {call + 1}" for call in range(case.calls)]
+    names = ["the result"] if case.calls == 1 else [f"result {call + 1}" for call in range(case.calls)]
     parts = [part_of(*values) for values in zip(names, given, results, strict=True)]
     torch.cuda.current_stream().synchronize()
     kept.storing.synchronize()
@@ -191,7 +198,7 @@ def _read(result: Any, kept: Kept) -> Outcome:
     touched = "x" if changed_x else ""
     if changed([weight.cpu() for weight in kept.weights], len(kept.weights)):
         touched = "a layer"
-    return Outcome(tuple(parts), touched)
+    return Outcome(tuple(parts), touched, len(kept.places))
 
 
 def judge_three_lanes(answer: Answer) -> Verdict:

@@ -185,7 +185,7 @@ SHORTER = "A share below 1 makes copies longer, not shorter."
 
 
 def _picture(mine: tuple[int, ...], best: tuple[int, ...], job: Job) -> Picture:
-    """The last two steps of a run, beside those with streamed layers evenly apart."""
+    """Two steps of a run, beside those with streamed layers evenly apart."""
     runs = {"yours": steady(job, mine), "spread evenly": steady(job, best)}
     if mine == best:
         del runs["spread evenly"]

@@ -150,8 +150,8 @@ FIRST_LAYER = ("Nearly: the load of the first layer has nothing to hide behind, 
                "hide no load.")
 FULLY_HIDDEN = ("Up to there each load is hidden by a layer of the new tokens. A longer prefix is exposed in part, and "
                 "that part can still be shorter than recomputing it all.")
-ONE_OF_TWO = ("Half of the KV is missing: a token has a key and a value in every layer and head, and each number of them "
-              "takes value_bytes.")
+ONE_OF_TWO = ("Half of the KV is missing: a token has a key and a value in every layer and head, and each number of "
+              "them takes value_bytes.")
 ENDLESS = "There is a limit here. Is the link's rate in bits, and does the KV of all layers and heads count? "
 BITS = "The link's rate is in bits per second, the KV in bytes: 8 bits are a byte."
 NEW_TOO = "The new tokens are computed in both cases, and do not count."

@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 
 MIB = 2**20
 SLOTS = 2
-STEPS, LAST = 8, 4        # steps that are run, and how many of them count as steady
+STEPS, LAST = 11, 4       # steps that are run, and how many of them count as steady
+SHOWN = slice(3, 6, 2)    # of the ends of steps: between these lies what is drawn, and the run goes on behind it
 SMALLER = 2**14           # by which bytes and rates are divided: the times are the same
 
 
@@ -73,7 +74,7 @@ class Job:
 
 @dataclass(frozen=True)
 class Steady:
-    """The steady time of a step, the trace with copies and layers by the layers' numbers, two late steps in it, and how
+    """The steady time of a step, the trace with copies and layers by the layers' numbers, two steps in it, and how
     long the GPU and the link were idle in a step."""
 
     step_us: float
@@ -110,7 +111,7 @@ def steady(job: Job, resident: tuple[int, ...]) -> Steady:
     start, stop = float(ends[-LAST - 1]), float(ends[-1])
     idle = [(stop - start - trace.busy_us(kind, start=start, stop=stop)) / LAST for kind in ("kernel", "h2d")]
     numbered = _numbered(trace, job, sorted(set(range(job.layers)) - set(resident)))
-    return Steady((stop - start) / LAST, numbered, (float(ends[-4]), float(ends[-2])), *idle)
+    return Steady((stop - start) / LAST, numbered, tuple(map(float, ends[SHOWN])), *idle)
 
 
 def _profile(job: Job) -> Profile:

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from ..check import Answer
+from ..check import Answer, Refused
 from ..device import CALLS_US, SLACK, Run, Setting, busy_host, passed, refuse, refute_race, run_once, skipped_work
 from ..lab04.causes import spans_of
 from ..lab04.double import SPARE, hurries, many_launches
@@ -39,8 +39,8 @@ class Judge(ABC):
     picture: tuple[Any, float]
     in_memory: str
     in_time: str
-    in_race = "every order is stated"
-    given = "the buffers that you were given"
+    given: str           # the memory that is to be enough, in words
+    instead: str         # of what takes more
 
     # --- what a puzzle says of itself
 
@@ -102,13 +102,21 @@ class Judge(ABC):
     def _runs(self, case: Any, answer: Answer, ratios: tuple[float, ...]) -> tuple[list[Run], bool]:
         found: list[Run] = []
         for ratio in ratios:
-            found.append(run_once(self.setting(case), self.program(case, answer), ratio))
+            found.append(self._run(case, answer, ratio))
             if hurries(found[-1], self.goal(case, ratio)):
                 return found, True
         return found, False
 
+    def _run(self, case: Any, answer: Answer, ratio: float) -> Run:
+        try:
+            return run_once(self.setting(case), self.program(case, answer), ratio)
+        except Refused as refused:
+            refused.verdict.says += f"\nIn this run: {case}."
+            raise
+
     def _passed(self, answer: Answer, runs: dict[tuple[Any, float], Run]) -> Verdict:
-        whys = ("every number, bit for bit", self.in_race, self.in_memory, self.in_time)
+        in_time = self.time_words(runs[self.picture], self.picture[0])
+        whys = ("every number, bit for bit", "every order is stated", self.in_memory, in_time)
         return passed(self.puzzle, TICKS, whys, runs[self.picture], self.goal(*self.picture), self.advice(answer),
                       self.tried())
 
@@ -194,7 +202,7 @@ class Judge(ABC):
         if run.peak_bytes > goal.peak_bytes + SPARE * WEIGHT_BYTES:
             raise self._refuse("memory", f"{_matrices(run)} at the peak, {case}",
                                f"Correct, but beside {self.given} there was device memory for {_matrices(run)} at the "
-                               f"peak, where {_matrices(goal)} are enough. The target: {self.in_memory}.", run)
+                               f"peak, where {_matrices(goal)} are enough. {self.instead}", run)
 
     def _judge_time(self, run: Run, goal: Run, case: Any) -> None:
         on = f"{case}, copy/compute {run.ratio:g}"
@@ -205,6 +213,10 @@ class Judge(ABC):
         if run.done_us > goal.done_us * SLACK + CALLS_US:
             raise self._refuse("time", f"{run.done_us:.0f} µs instead of {goal.done_us:.0f}, {on}",
                                f"Correct, but too slow. {self.why_late(run, case)}", run, goal)
+
+    def time_words(self, run: Run, case: Any) -> str:
+        """What is said of the time of a right answer."""
+        return self.in_time
 
     def why_late(self, run: Run, case: Any) -> str:
         """The first step that starts later than it could, in words."""

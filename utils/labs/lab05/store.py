@@ -54,6 +54,7 @@ class StoreEach(Judge):
     in_memory = "nothing beside the two staging buffers"
     in_time = "k + (L - 1) max + s, and the host only launches"
     given = "the two staging buffers"
+    instead = "A product can write into a buffer, torch.mm(x, weight, out=staging[slot]), and its store reads it there."
 
     def setting(self, case: Case) -> Setting:
         return Setting(PUZZLE, lambda: self._arguments(case), _read, two_engines(),

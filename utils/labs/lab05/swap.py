@@ -74,9 +74,11 @@ class Swap(Judge):
              (Case(6, 1, 4, (2, 3)), FEW), (Case(3, 2, 2, (1, 2)), FEW), (Case(1, 1, 2, (2, 2)), FEW),
              (Case(2, 1, 3, (1, 2)), (1.0,)), (Case(24, 3, 24, (2, 1)), (0.5,)), (Case(5, 1, 6, side=True), FEW))
     picture = (Case(5, 1, 5), 1.0)
-    in_memory = "nothing beside the slots and the outputs of layers"
-    in_time = "the loads lie under the first model's last round, and the host only launches"
-    given = "the slots"
+    in_memory = "nothing beside first, free and the outputs of layers"
+    in_time = "the loads lie under the first model's products, and the host only launches"
+    given = "the matrices that you were given"
+    instead = ("The second model goes into free and, layer by layer, into first; an output is read by the next product "
+               "alone.")
 
     def setting(self, case: Case) -> Setting:
         return Setting(PUZZLE, lambda: self._arguments(case), _read, two_engines(),
@@ -124,6 +126,9 @@ class Swap(Judge):
     def wrong_value(self, run: Run, case: Case) -> str:
         return ("Which layer is in which slot when it is multiplied? Every layer of the first model is needed in every "
                 "round, and the second model's come in their own order.")
+
+    def time_words(self, run: Run, case: Case) -> str:
+        return f"{self.in_time}; in the run that is drawn, {exposed_us(run, case):.0f} µs are exposed"
 
     def why_late(self, run: Run, case: Case) -> str:
         return (f"From the first product to the last there are {exposed_us(run, case):.0f} µs without a product, the "

@@ -82,6 +82,7 @@ class ThreeLanes(Judge):
     in_memory = "nothing beside the three slots and what the layers return"
     in_time = "three lanes at once, and the host only launches"
     given = "the three slots"
+    instead = "Everything goes through the slots, and one that was stored is free again."
 
     def setting(self, case: Case) -> Setting:
         profile = one_engine() if case.engines == 1 else two_engines()

@@ -155,8 +155,9 @@ class Judge(ABC):
         for run in runs:
             outcome: Outcome = run.value
             if outcome.touched:
-                raise self._refuse("correct", f"{outcome.touched} was changed",
-                                   f"{outcome.touched} belongs to the caller: leave it as it was.", run)
+                raise self._refuse("correct", f"{outcome.touched} changed, {case}",
+                                   f"The caller's own {outcome.touched} changed: leave everything that is only read as "
+                                   "it was.", run)
             if not outcome.wrong:
                 continue
             part, on = outcome.wrong[0], f"{case}, copy/compute {run.ratio:g}"

@@ -6,7 +6,7 @@ import textwrap
 from typing import TYPE_CHECKING, Any
 
 from ...timeline import Picture, timeline
-from ..check import Answer, Refused
+from ..check import Answer, Refused, Unsolved
 from ..device import Run, run_once
 from ..verdict import WIDTH
 from .store import Case, StoreEach
@@ -53,9 +53,11 @@ def _one_of_a_kind(hazards: list[Hazard]) -> list[Hazard]:
 def show(program: Answer) -> Shown:
     """Run a function like ``store_each``, whatever its name, on five layers, and show what happens.
 
-    Raises RuntimeError with the learner's own error where the program fails.
+    Raises RuntimeError with the learner's own error where the program fails, and for a stub.
     """
     try:
         return Shown(getattr(program, "__name__", "program"), run_once(StoreEach().setting(SHOWN), program, RATIO))
     except Refused as refused:
         raise RuntimeError(str(refused)) from refused.__cause__
+    except Unsolved:
+        raise RuntimeError("nothing to show: this function is not written yet") from None

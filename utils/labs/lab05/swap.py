@@ -148,7 +148,7 @@ class Swap(Judge):
 def exposed_us(run: Run, case: Case) -> float:
     """Time in which no product ran, from the first one on: what the swap costs."""
     work = products(run.trace)
-    return work[-1].end - work[0].start - sum(span.end - span.start for span in work) if work else 0.0
+    return max(0.0, work[-1].end - work[0].start - sum(span.end - span.start for span in work)) if work else 0.0
 
 
 def _read(result: Any, kept: Kept) -> Outcome:

@@ -27,6 +27,8 @@ POINTS = {
     "04_double_buffered_onload": {"check_double_buffer": 2, "check_BackToBack": 3, "check_Prefetching": 3,
                                   "check_RingOnload": 3, "check_slots_needed": 2, "check_unequal": 2,
                                   "check_missing_edges": 3},
+    "05_offload_and_swap": {"check_store_each": 2, "check_three_lanes": 3, "check_swap": 3, "check_place_layers": 3,
+                            "check_reload_up_to": 2},
 }
 
 

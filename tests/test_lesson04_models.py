@@ -62,14 +62,18 @@ def run_calls(model, calls, xs):
 
 
 @settings(max_examples=40)
-@given(st.sampled_from(LAYERS), st.integers(1, 6), st.booleans(), st.sampled_from(RATIOS), CALLS,
+@given(st.sampled_from(LAYERS), st.integers(1, 6), st.booleans(), st.booleans(), st.sampled_from(RATIOS), CALLS,
        st.sampled_from(("exact", "adversarial")), st.sampled_from(MODES))
-@example(23, 2, False, 0.1, [(D, 0, False)] * 5, "exact", torch.no_grad)
-@example(24, 5, True, 0.5, [(D, 0, False), (1, 1, False), (7, 2, False), (D, 0, False)], "adversarial", torch.no_grad)
-def test_every_call_is_bit_equal_to_resident_and_clean(layers, slots, prefetch, ratio, calls, numerics, mode):
+@example(23, 2, False, True, 0.1, [(D, 0, False)] * 5, "exact", torch.no_grad)
+@example(23, 2, True, False, 0.1, [(D, 0, False)] * 5, "adversarial", torch.no_grad)
+@example(24, 5, True, True, 0.5, [(D, 0, False), (1, 1, False), (7, 2, False), (D, 0, False)], "adversarial",
+         torch.no_grad)
+def test_every_call_is_bit_equal_to_resident_and_clean(layers, slots, prefetch, copy_first, ratio, calls, numerics,
+                                                       mode):
     with simgpu.session(profile(ratio), numerics=numerics) as gpu, mode():
         ws = weights(layers)
         model = lesson.RingMLP(ws, slots, prefetch)
+        model.ring.copy_first = copy_first
         xs = [inputs(1, rows)[0] + i for i, (rows, _, _) in enumerate(calls)]
         found = run_calls(model, calls, xs)
         assert gpu.hazards == []
@@ -78,13 +82,14 @@ def test_every_call_is_bit_equal_to_resident_and_clean(layers, slots, prefetch, 
 
 
 @settings(max_examples=12)
-@given(st.integers(1, 6), st.integers(1, 5), st.booleans(), st.sampled_from(RATIOS), st.data())
-def test_layers_in_any_order(layers, slots, prefetch, ratio, data):
+@given(st.integers(1, 6), st.integers(1, 5), st.booleans(), st.booleans(), st.sampled_from(RATIOS), st.data())
+def test_layers_in_any_order(layers, slots, prefetch, copy_first, ratio, data):
     """A call that stops on its way, a layer that is skipped or asked for twice: copied again where needed."""
     order = data.draw(st.lists(st.integers(0, layers - 1), max_size=12))
     with simgpu.session(profile(ratio)) as gpu, torch.no_grad():
         ws = weights(layers)
         ring = lesson.RingMLP(ws, slots, prefetch).ring
+        ring.copy_first = copy_first
         (x,) = inputs(1)
         y = x
         for i in order:
@@ -94,10 +99,12 @@ def test_layers_in_any_order(layers, slots, prefetch, ratio, data):
 
 
 @pytest.mark.parametrize("prefetch", [True, False])
+@pytest.mark.parametrize("copy_first", [True, False])
 @pytest.mark.parametrize("stop", [0, 1, 2])
-def test_usable_after_an_error_in_a_layer(gpu, prefetch, stop):
+def test_usable_after_an_error_in_a_layer(gpu, prefetch, copy_first, stop):
     ws = weights(3)
     model = lesson.RingMLP(ws, 2, prefetch)
+    model.ring.copy_first = copy_first
     (x,) = inputs(1)
     with pytest.raises(ZeroDivisionError):
         for i in range(3):
@@ -143,12 +150,15 @@ def planned(products, slots, c, k, there=0):
 
 
 @settings(max_examples=20)
-@given(st.sampled_from(LAYERS), st.integers(1, 6), st.booleans(), st.sampled_from(RATIOS), st.integers(1, 4))
-@example(24, 2, True, 0.5, 4)
-@example(23, 2, True, 2, 4)
-def test_time_is_that_of_the_task_graph(layers, slots, prefetch, ratio, calls):
+@given(st.sampled_from(LAYERS), st.integers(1, 6), st.booleans(), st.booleans(), st.sampled_from(RATIOS),
+       st.integers(1, 4))
+@example(24, 2, True, True, 0.5, 4)
+@example(23, 2, True, False, 0.5, 4)
+@example(23, 2, True, True, 2, 4)
+def test_time_is_that_of_the_task_graph(layers, slots, prefetch, copy_first, ratio, calls):
     with simgpu.session(free_host(ratio), numerics="shapes") as gpu:
         model = lesson.RingMLP(weights(layers), slots, prefetch)
+        model.ring.copy_first = copy_first
         x = torch.empty(D, D, device="cuda")
         for _ in range(calls):
             model(x)
@@ -167,10 +177,11 @@ def test_time_is_that_of_the_task_graph(layers, slots, prefetch, ratio, calls):
 
 
 @settings(max_examples=15)
-@given(st.sampled_from(LAYERS), st.integers(1, 6), st.booleans(), st.sampled_from(RATIOS))
-def test_a_call_after_a_synchronise_finds_its_first_layers_loaded(layers, slots, prefetch, ratio):
+@given(st.sampled_from(LAYERS), st.integers(1, 6), st.booleans(), st.booleans(), st.sampled_from(RATIOS))
+def test_a_call_after_a_synchronise_finds_its_first_layers_loaded(layers, slots, prefetch, copy_first, ratio):
     with simgpu.session(free_host(ratio), numerics="shapes") as gpu:
         model = lesson.RingMLP(weights(layers), slots, prefetch)
+        model.ring.copy_first = copy_first
         x = torch.empty(D, D, device="cuda")
         ends = []
         for _ in range(3):
@@ -184,6 +195,22 @@ def test_a_call_after_a_synchronise_finds_its_first_layers_loaded(layers, slots,
     cold, warm = (max(end for _, end in planned(layers, slots, c, k, n)[layers:]) for n in (0, there))
     assert ends == [cold, warm, warm]
     assert not prefetch or slots < 2 or warm <= layers * max(c, k)
+
+
+@pytest.mark.parametrize("copy_first", [True, False])
+@pytest.mark.parametrize("ratio", [0.5, 2])
+def test_what_is_launched_first_starts_first_after_a_wait(ratio, copy_first):
+    """Both engines rest after a synchronise, and a launch takes the host 100 us: which of them goes on without it?"""
+    with simgpu.session(replace(profile(ratio), launch_ns=100_000, event_ns=0, sync_ns=0), numerics="shapes") as gpu:
+        model = lesson.RingMLP(weights(3))
+        model.ring.copy_first = copy_first
+        x = torch.empty(D, D, device="cuda")
+        model(x)
+        torch.cuda.synchronize()
+        model(x)
+        copies, products = run_ns(gpu)
+    copy, product = copies[4][0], products[3][0]           # copy 0 of the second call was made by the first
+    assert copy - product == (-100_000 if copy_first else 100_000)
 
 
 # memory

@@ -43,7 +43,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--batches", type=int, nargs="+", default=BATCHES)
     parser.add_argument("--calls", type=int, nargs="+", default=[20], help="per window: one number, or one per batch")
     parser.add_argument("--repeats", type=int, nargs="+", default=[4], help="one number, or one per batch")
-    parser.add_argument("--full", type=int, default=3, help="repeats with every program; the others have ours alone")
+    parser.add_argument("--full", type=int, default=3, help="repeats with every program; the others: what is judged")
     parser.add_argument("--equal-width", type=int, default=2048)
     parser.add_argument("--equal-layers", type=int, nargs="+", default=(1, 2, 3, 23, 24))
     parser.add_argument("--equal-batches", type=int, nargs="+", default=(1024, 16384))
@@ -83,7 +83,7 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
                "width": options.width}
 
     def save(part: str, found: Any) -> None:
-        result[part] = found
+        result[part] = found if part != "mlp" else merged(result.get(part, []), found)
         result["targets"] = onload_targets.targets(result)
         options.output.write_text(json.dumps(result, indent=1) + "\n")
         print(f"{part}: {time.monotonic() - begun:.0f} s", file=sys.stderr, flush=True)
@@ -103,6 +103,12 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
             save(part, parts[part]())
             torch.cuda.empty_cache()
     return result
+
+
+def merged(before: list[dict[str, Any]], found: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Rows by batch size, those found in the place of earlier ones."""
+    rows = {row["batch"]: row for row in [*before, *found]}
+    return [rows[batch] for batch in sorted(rows)]
 
 
 def main(arguments: list[str] | None = None) -> None:

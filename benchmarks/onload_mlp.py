@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import statistics
 import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
@@ -33,7 +34,9 @@ from utils import simgpu
 
 PER_SPAN = 8            # copies between two events, beside GEMMs
 COMPANY_MS = 600        # how long copies and GEMMs run beside each other, at least; the first third does not count
-HEAT_MS = 500           # GEMMs before the windows whose ratios are taken, so that all start with the same clocks
+HEAT_MS = 1000          # GEMMs before the windows whose ratios are taken, so that all start with the same clocks;
+HEAT_LONG_MS = 3000     # and where GEMMs set the pace: after a rest a card runs faster for a second or two
+NEAR = 0.9              # GEMMs that take this share of the copies or more matter as well
 
 
 @dataclass(frozen=True)
@@ -46,23 +49,20 @@ class Task:
 
 
 def core(calls: int) -> list[Task]:
-    """Windows of every repeat, one right after the other: what is judged, and the two bounds it is judged by.
+    """Windows of every repeat, one right after the other: what is judged, and what it is judged by.
 
-    All are equally long and take turns, because both the clocks and the link drift from second to second.
+    All that is compared to 0.5 % is equally long and takes turns, because clocks and link drift from second to second.
     """
-    return [*(Task(name, BACK_TO_BACK, calls) for name in (COPIES, RESIDENT)),
-            *(Task(RING, way, calls) for way in (BACK_TO_BACK, SYNCHRONIZE, READ))]
+    return [Task(COPIES, BACK_TO_BACK, calls), Task(RING, BACK_TO_BACK, calls), Task(RESIDENT, BACK_TO_BACK, calls),
+            Task(RING, SYNCHRONIZE, calls), Task(RESIDENT, SYNCHRONIZE, max(2, calls // 2)), Task(RING, READ, calls),
+            Task(GROUP_RECORD, BACK_TO_BACK, calls)]
 
 
 def nearest(calls: int) -> list[Task]:
-    """Windows of the first repeats, right after the core: those that are compared with it.
-
-    What overlaps its calls pays for the cold start once per window, so it gets as many calls as the core; what waits
-    in or after every call does not.
-    """
+    """Windows right after the core: peers that wait in or after every call, so that few calls tell as much as many."""
     few = max(2, calls // 12)
-    return [Task(GROUP_RECORD, BACK_TO_BACK, calls), Task(PUBLISHED, BACK_TO_BACK, calls),
-            Task(GROUP, BACK_TO_BACK, few), *(Task(name, SYNCHRONIZE, few) for name in (GROUP, GROUP_RECORD))]
+    return [Task(GROUP, BACK_TO_BACK, few), Task(ACCELERATE, BACK_TO_BACK, few),
+            *(Task(name, SYNCHRONIZE, few) for name in (GROUP, GROUP_RECORD))]
 
 
 def others(calls: int) -> list[Task]:
@@ -70,8 +70,7 @@ def others(calls: int) -> list[Task]:
     few, some = max(2, calls // 12), max(2, calls // 4)
     return [
         Task(RING_3, BACK_TO_BACK, some), Task(PLAIN, BACK_TO_BACK, some), Task(PLAIN, SYNCHRONIZE, few),
-        Task(RESIDENT, SYNCHRONIZE, some),
-        Task(SERIAL, BACK_TO_BACK, few), Task(ACCELERATE, BACK_TO_BACK, few),
+        Task(SERIAL, BACK_TO_BACK, few), Task(PUBLISHED, BACK_TO_BACK, calls),
     ]
 
 
@@ -81,6 +80,7 @@ class Records:
 
     calls: int
     ms: dict[int, float] = field(default_factory=dict)
+    median_call: dict[int, float] = field(default_factory=dict)
     wrong: list[int] = field(default_factory=list)
     error: float = 0.0
     copies: list[int] = field(default_factory=list)
@@ -93,28 +93,38 @@ class Timing:
     def __init__(self, weights: list[torch.Tensor], programs: dict[str, Program], inputs: list[torch.Tensor]):
         self.weights, self.programs, self.inputs = weights, programs, inputs
         calls = len(inputs)
-        self.nearest, self.others = ([task for task in tasks if task.program in programs]
-                                     for tasks in (nearest(calls), others(calls)))
-        self.core = core(calls)
+        self.core, self.nearest, self.others = ([task for task in tasks if task.program in programs]
+                                                for tasks in (core(calls), nearest(calls), others(calls)))
         self.records: dict[tuple[str, str], Records] = {}
         self.company: list[tuple[float, float]] = []
         self.repeats = 0
         self.expected = [programs[RESIDENT](x) for x in inputs]
+        copy, compute = (measure(programs[name], inputs[:3], BACK_TO_BACK).ms for name in (COPIES, RESIDENT))
+        self.copy_first, self.keep_warm = copy >= compute, compute >= NEAR * copy
 
     def repeat(self, everything: bool) -> None:
+        for program in self.programs.values():
+            if program.ring is not None:
+                program.ring.copy_first = self.copy_first
         self._reserve()
-        self._heat()
-        for task in rotated(self.core, self.repeats):
+        core = rotated(self.core, self.repeats)
+        if self.keep_warm:                      # a card rests during copies: no window may come right after them
+            copies = next(task for task in core if task.program == COPIES)
+            core.remove(copies)
+            self._window(copies)
+        self._heat(HEAT_LONG_MS if self.keep_warm else HEAT_MS)
+        for task in core:
             self._window(task, warm_up=2)
-        for task in rotated(self.nearest, self.repeats) + rotated(self.others, 3 * self.repeats) if everything else ():
+        more = rotated(self.others, 3 * self.repeats) if everything else []
+        for task in rotated(self.nearest, self.repeats) + more:
             self._window(task)
         if everything and not self.company:
             self.company.append(side_by_side(self.programs[RESIDENT], self.weights, self.inputs[0], self._alone()))
         self.repeats += 1
 
-    def _heat(self) -> None:
+    def _heat(self, ms: float) -> None:
         start = time.monotonic()
-        while simgpu.active() is None and time.monotonic() - start < HEAT_MS / 1e3:
+        while simgpu.active() is None and time.monotonic() - start < ms / 1e3:
             self.programs[RESIDENT](self.inputs[0])
             torch.cuda.synchronize()
 
@@ -130,6 +140,7 @@ class Timing:
         record = self.records.setdefault((task.program, task.way), Records(len(inputs)))
         wrong, error = compare(found.outputs, inputs if task.program == COPIES else self.expected)
         record.ms[self.repeats] = found.ms
+        record.median_call[self.repeats] = statistics.median(found.call_ms)
         record.wrong.append(wrong)
         record.error = max(record.error, error)
         record.copies.append(found.copies)
@@ -145,28 +156,34 @@ class Timing:
         rows: dict[str, Any] = defaultdict(dict)
         for (program, way), record in self.records.items():
             rows[program][way] = self._row(program, way, record)
-        return {"batch": self.inputs[0].shape[0], "repeats": self.repeats, "beside_each_other": company(self.company),
-                "programs": rows}
+        return {"batch": self.inputs[0].shape[0], "repeats": self.repeats, "copy_first": self.copy_first,
+                "beside_each_other": company(self.company), "programs": rows}
 
     def _row(self, program: str, way: str, record: Records) -> dict[str, Any]:
         row = {"calls": record.calls, "ms": summary(list(record.ms.values())), "wrong_calls": record.wrong,
-               "segments_allocated": record.segments}
+               "segments_allocated": record.segments,
+               "median_call": {"ms": summary(list(record.median_call.values()))}}
         if record.error:
             row["largest_relative_error"] = round(record.error, 4)
         if any(record.copies):
             row["copies_in_window"] = record.copies
         if program in (RING, RING_3, PLAIN):
-            row |= self._ratios(way, record)
+            row |= self._ratios(way, record, "ms")
+            row["median_call"] |= self._ratios(way, record, "median_call")
         return row
 
-    def _ratios(self, way: str, record: Records) -> dict[str, Any]:
-        copy, compute = (self.records[name, BACK_TO_BACK].ms for name in (COPIES, RESIDENT))
+    def _ratios(self, way: str, record: Records, what: str) -> dict[str, Any]:
+        """Ratios of whole windows (``what``: "ms") or of the median calls of windows."""
+        ours = getattr(record, what)
+        copy, compute = (getattr(self.records[name, BACK_TO_BACK], what) for name in (COPIES, RESIDENT))
         bound = {n: max(copy[n], compute[n]) for n in copy}
-        found = {"over_bound": paired(record.ms, bound), "resident_over_this": paired(compute, record.ms)}
+        found = {"over_bound": paired(ours, bound), "resident_over_this": paired(compute, ours)}
+        if way == SYNCHRONIZE:
+            found["resident_in_this_way_over_this"] = paired(getattr(self.records[RESIDENT, way], what), ours)
         for peer in (GROUP, GROUP_RECORD, ACCELERATE):
             against = self.records.get((peer, way)) or self.records.get((peer, BACK_TO_BACK))
             if against is not None:
-                found[f"over {peer}"] = paired(record.ms, against.ms)
+                found[f"over {peer}"] = paired(ours, getattr(against, what))
         return found
 
 

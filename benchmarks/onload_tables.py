@@ -29,6 +29,7 @@ from benchmarks.onload_windows import BACK_TO_BACK, READ, SYNCHRONIZE
 
 ORDER = (COPIES, RESIDENT, SERIAL, PLAIN, RING, RING_3, PUBLISHED, ACCELERATE, GROUP, GROUP_RECORD)
 RATIOS = (("over max(copy, compute)", "over_bound"), ("resident's speed kept", "resident_over_this"),
+          ("the same, resident called alike", "resident_in_this_way_over_this"),
           (f"over {GROUP}", f"over {GROUP}"), (f"over {GROUP_RECORD}", f"over {GROUP_RECORD}"),
           (f"over {ACCELERATE}", f"over {ACCELERATE}"))
 
@@ -39,9 +40,10 @@ def grid(corner: str, heads: Sequence[Any], rows: Sequence[tuple[str, Sequence[s
 
 
 def by_batch(result: dict[str, Any], rows: Sequence[tuple[str, Callable[[dict[str, Any]], str]]], corner: str) -> str:
+    """Rows that have a cell at least."""
     batches = result["mlp"]
-    return grid(corner, [row["batch"] for row in batches],
-                [(name, [cell(row["programs"]) for row in batches]) for name, cell in rows])
+    filled = [(name, [cell(row["programs"]) for row in batches]) for name, cell in rows]
+    return grid(corner, [row["batch"] for row in batches], [(name, cells) for name, cells in filled if any(cells)])
 
 
 def time_of(program: str, way: str) -> Callable[[dict[str, Any]], str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import statistics
 from collections.abc import Callable, Sequence
@@ -60,9 +61,11 @@ class Program:
 
 @dataclass
 class Window:
-    """``ms`` per call; ``outputs`` of every call; ``copies`` queued by a ring; device memory ``segments`` allocated."""
+    """``ms`` per call, and of each call (``call_ms``, from the end of the one before); ``outputs`` of every call;
+    ``copies`` queued by a ring; device memory ``segments`` allocated."""
 
     ms: float
+    call_ms: list[float]
     outputs: list[torch.Tensor]
     copies: int
     segments: int
@@ -78,17 +81,19 @@ def measure(program: Program, inputs: Sequence[torch.Tensor], way: str, warm_up:
     for x in inputs[:warm_up]:
         program(x)
     program.start_over()
-    start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    start, *ends = (torch.cuda.Event(enable_timing=True) for _ in range(len(inputs) + 1))
     outputs, segments = [], segments_allocated()
     start.record()
-    for x in inputs:
+    for x, end in zip(inputs, ends, strict=True):
         outputs.append(program(x))
-        end.record()                            # the last one counts
+        end.record()
         if after_each is not None:
             after_each()
     torch.cuda.synchronize()
     program.check_copies(len(inputs))
-    return Window(start.elapsed_time(end) / len(inputs), outputs, program.copies, segments_allocated() - segments)
+    call_ms = [before.elapsed_time(end) for before, end in itertools.pairwise([start, *ends])]
+    return Window(start.elapsed_time(ends[-1]) / len(inputs), call_ms, outputs, program.copies,
+                  segments_allocated() - segments)
 
 
 def segments_allocated() -> int:

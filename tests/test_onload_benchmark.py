@@ -1,15 +1,31 @@
 """benchmarks/onload.py and csan.py on the simulated device, and what is written about their recorded results."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 from torch.cuda import _sanitizer
 
-from benchmarks import csan, onload, onload_mlp, onload_predict, onload_tables, onload_targets
-from benchmarks.onload_programs import PLAIN, PUBLISHED, RESIDENT, RING, RING_3, SERIAL, STREAMED, ring_mlp
+from benchmarks import after_wait, csan, onload, onload_mlp, onload_predict, onload_tables, onload_targets
+from benchmarks.onload_programs import (
+    COPIES,
+    PLAIN,
+    PUBLISHED,
+    RESIDENT,
+    RING,
+    RING_3,
+    SERIAL,
+    STREAMED,
+    copies_alone,
+    copy_of,
+    mlp_makers,
+    random_weights,
+    ring_mlp,
+)
 from benchmarks.onload_windows import BACK_TO_BACK, SYNCHRONIZE, compare, measure, ratio
+from utils import simgpu
 
 BENCHMARKS = Path(__file__).resolve().parents[1] / "benchmarks"
 LAYERS, CALLS, COPY_BOUND, COMPUTE_BOUND = 5, 4, 32, 128
@@ -79,6 +95,51 @@ def test_a_window_that_began_loaded_is_refused(gpu):
         ring_mlp(PLAIN, weights, 2, False).check_copies(2)
 
 
+def test_the_median_call_has_no_cold_start(result):
+    for row in result["mlp"]:
+        copy, compute = (row["programs"][name][BACK_TO_BACK]["median_call"]["ms"]["median"]
+                         for name in (COPIES, RESIDENT))
+        for way in (BACK_TO_BACK, SYNCHRONIZE):
+            ring = row["programs"][RING][way]["median_call"]
+            assert ring["ms"]["median"] == pytest.approx(max(copy, compute), rel=0.005)
+            assert ring["over_bound"]["mean"] < row["programs"][RING][way]["over_bound"]["mean"]
+
+
+@pytest.mark.parametrize("batch", [COPY_BOUND, COMPUTE_BOUND])
+def test_what_takes_longer_is_launched_first_and_no_window_of_products_follows_the_copies(batch, monkeypatch):
+    with simgpu.session(simgpu.H200.scaled(64 / 8192), keep="none"), torch.no_grad():
+        weights = random_weights(3, 64)
+        programs = {name: make() for name, make in mlp_makers(weights).items()}
+        programs[COPIES] = copies_alone([copy_of(weight) for weight in weights],
+                                        [torch.empty_like(weights[0], device="cuda") for _ in range(2)])
+        x = torch.randn(batch, 64, dtype=torch.bfloat16, device="cuda")
+        timing, seen = onload_mlp.Timing(weights, programs, [x] * 4), []
+        monkeypatch.setattr(timing, "_window", lambda task, warm_up=1: seen.append(task.program))
+        for _ in timing.core:
+            timing.repeat(everything=False)
+    where = [n % (len(seen) // len(timing.core)) for n, name in enumerate(seen) if name == COPIES]
+    assert set(where) == ({0} if batch == COMPUTE_BOUND else set(range(len(timing.core))))
+    assert timing.copy_first == (batch == COPY_BOUND) == programs[RING].ring.copy_first
+    assert timing.result()["copy_first"] == timing.copy_first
+
+
+def test_rows_of_other_batch_sizes_are_kept():
+    before, found = [{"batch": 1, "n": 0}, {"batch": 3, "n": 0}], [{"batch": 2, "n": 1}, {"batch": 3, "n": 1}]
+    assert [row["n"] for row in onload.merged(before, found)] == [0, 1, 1]
+
+
+@pytest.mark.parametrize(("batch", "bound"), [(COPY_BOUND, "link"), (COMPUTE_BOUND, "compute")])
+def test_a_wait_costs_less_where_the_longer_one_is_launched_first(batch, bound):
+    """On a host that needs 100 us for a launch."""
+    profile = replace(simgpu.H200.scaled(64 / 8192), launch_ns=100_000)
+    with simgpu.session(profile, keep="none"), torch.no_grad():
+        first, second = after_wait.rows(random_weights(4, 64), (batch,), calls=3, rounds=1)
+    assert (first["copy_first"], second["copy_first"], first["waits"]) == (True, False, 2)
+    lost = [row[f"{bound}_lost_us"]["median"] for row in (first, second)]
+    assert (lost[0] < lost[1] - 90) if bound == "link" else (lost[1] < lost[0] - 90)
+    assert all(row["later_layers_us"]["median"] > 0 for row in (first, second))
+
+
 def test_comparison_counts_each_wrong_call(gpu):
     right = [torch.full((2,), 3.0, device="cuda"), torch.full((2,), 4.0, device="cuda")]
     assert compare(right, right) == (0, 0.0)
@@ -117,15 +178,16 @@ def recorded(name):
 
 def test_the_page_has_the_recorded_tables():
     page = (BENCHMARKS / "README.md").read_text(encoding="utf-8")
-    for table in [*onload_tables.tables(recorded("onload_h200.json")), csan.table(recorded("csan_h200.json")["rows"])]:
+    for table in [*onload_tables.tables(recorded("onload_h200.json")), csan.table(recorded("csan_h200.json")["rows"]),
+                  after_wait.table(recorded("after_wait_h200.json")["rows"])]:
         assert table in page, table
 
 
-def test_the_page_has_the_ratios_of_the_second_run():
+def test_the_page_has_the_tables_of_the_second_run():
     page, result = (BENCHMARKS / "README.md").read_text(encoding="utf-8"), recorded("onload_h200_2.json")
-    ratios = [table for table in onload_tables.tables(result | {"memory": recorded("onload_h200.json")["memory"]})
-              if "over max(copy, compute)" in table]
-    assert len(ratios) == 3 and all(table in page for table in ratios)
+    tables = [table for table in onload_tables.tables(result | {"memory": recorded("onload_h200.json")["memory"]})
+              if not table.startswith("| weights")]
+    assert len(tables) == 6 and all(table in page for table in tables)
     assert result["targets"] == [target for row in result["mlp"] for target in onload_targets.of_batch(row)]
 
 

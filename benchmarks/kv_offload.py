@@ -1,0 +1,153 @@
+"""A decoder's KV cache in host memory, measured on a GPU: StreamedKV of lesson 05 beside its bounds and beside others.
+
+    python benchmarks/kv_offload.py --output FILE            on a CUDA machine, with transformers; ~2 minutes
+    python benchmarks/kv_offload.py --small --output FILE    the same code on the simulated device, with small sizes
+
+For each shape and chunk size: prefill in chunks, then some tokens one by one, back to back. In each repeat the rates
+of the link are measured, then the windows of the programs follow in turn; the bound of a step is the larger of the
+resident one's time and that of its copies at the rates of that repeat. The first two steps of prefill and of decode are
+cold and are not judged. A ratio is taken within each repeat; its interval is Student's 95 % over the repeats.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import importlib.util
+import json
+import sys
+import time
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+import torch
+
+from benchmarks import kv_offload_checks, kv_offload_peers
+from benchmarks.kv_offload_cases import Case, run_case
+from benchmarks.kv_offload_link import Directions
+from benchmarks.kv_offload_steps import WORDS, Shape, plan
+from benchmarks.kv_offload_tables import targets
+from benchmarks.machine import describe_machine
+from benchmarks.onload_programs import versions
+from utils import simgpu
+
+MIB = 2**20
+SHAPES = (Shape("Qwen1.5 1.8B", 24, 2048, 16, 16, 5504), Shape("Llama 3 8B", 32, 4096, 32, 8, 14336))
+FULL = {"tokens": 16384, "chunks": (1024, 2048, 4096), "decode": 10, "repeats": 5, "full": 2, "warm_ups": 2,
+        "piece": 64 * MIB, "copies": 80, "prefixes": (1024, 2048, 4096, 8192, 16384)}
+SMALL_SHAPES = (Shape("Qwen1.5 1.8B", 4, 64, 4, 4, 172), Shape("Llama 3 8B", 3, 64, 4, 1, 224))
+SMALL = {"tokens": 384, "chunks": (64, 128), "decode": 3, "repeats": 2, "full": 1, "warm_ups": 0,
+         "piece": 64 * 1024, "copies": 6, "prefixes": (128, 384)}
+SMALL_SCALE = 1 / 32            # of the simulated H200: 64 wide takes as long as 2048
+
+
+def parse(arguments: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--output", type=Path, default=Path("kv_offload.json"))
+    parser.add_argument("--traces", type=Path, help="folder for one chunk's trace and timeline (that of the output)")
+    parser.add_argument("--small", action="store_true", help="on the simulated device, with small sizes")
+    parser.add_argument("--chunks", type=int, nargs="+")
+    parser.add_argument("--repeats", type=int)
+    parser.add_argument("--seconds", type=float, default=3600, help="begin no further case after that long")
+    options = parser.parse_args(arguments)
+    if not options.small and not torch.cuda.is_available():
+        parser.error("this needs a CUDA device, or --small")
+    given = {name: value for name in ("chunks", "repeats") if (value := getattr(options, name)) is not None}
+    options.sizes = (SMALL if options.small else FULL) | given
+    options.shapes = SMALL_SHAPES if options.small else SHAPES
+    options.traces = options.traces or options.output.parent
+    return options
+
+
+def device(options: argparse.Namespace) -> AbstractContextManager[Any]:
+    return simgpu.session(simgpu.H200.scaled(SMALL_SCALE), keep="all") if options.small else nullcontext()
+
+
+class Run:
+    """Everything in turn; what is done is written to the output as soon as it is."""
+
+    def __init__(self, options: argparse.Namespace):
+        self.options, self.sizes, self.begun = options, options.sizes, time.monotonic()
+        self.directions = Directions(self.sizes["piece"])
+        self.directions.measure(self.sizes["copies"])
+        self.result: dict[str, Any] = {"machine": describe_machine() | versions(), "cases": [], "failures": [],
+                                       "pictures": [], "prefixes": {}}
+
+    def save(self, part: str) -> None:
+        self.result["targets"] = targets(self.result)
+        self.options.output.write_text(json.dumps(self.result, indent=1) + "\n", encoding="utf-8")
+        print(f"{part}: {time.monotonic() - self.begun:.0f} s", file=sys.stderr, flush=True)
+
+    def late(self) -> bool:
+        return time.monotonic() - self.begun > self.options.seconds
+
+    def link(self) -> Any:
+        return self.directions.measure(self.sizes["copies"])
+
+    def shape(self, shape: Shape) -> None:
+        """All chunk sizes of one model; prefixes, failures and the picture with one of them."""
+        tokens, decode, chunks = (self.sizes[name] for name in ("tokens", "decode", "chunks"))
+        model, ids = shape.decoder(tokens + decode), torch.randint(WORDS, (tokens,)).to("cuda")
+        self.save(f"{shape.name}, weights")
+        counts = [self.sizes[name] for name in ("warm_ups", "repeats", "full")]
+        for chunk in chunks:
+            if self.late():
+                return
+            case = Case(shape, model, ids, chunk, decode)
+            self.result["cases"].append(run_case(case, self.link, *counts))
+            self.save(f"{shape.name}, chunks of {chunk}")
+            if chunk == chunks[len(chunks) // 2]:
+                self.with_one(case)
+            if chunk == chunks[-1]:
+                self.result["prefixes"][shape.name] = kv_offload_peers.prefixes(case, self.sizes["prefixes"], 4)
+            del case
+            gc.collect()
+
+    def with_one(self, case: Case) -> None:
+        self.result["failures"].append(kv_offload_checks.after_failures(case))
+        self.save(f"{case.shape.name}, failures")
+        try:
+            found = kv_offload_checks.picture(case, self.options.traces)
+        except Exception as error:      # the profiler is another's: what it does is no reason to lose the other parts
+            found = {"shape": case.shape.name, "error": f"{type(error).__name__}: {error}"}
+        self.result["pictures"].append(found)
+        self.save(f"{case.shape.name}, picture")
+
+    def transformers(self, shape: Shape) -> None:
+        """Where it is installed; with the chunk size in the middle."""
+        self.result["transformers"] = None
+        if self.late() or importlib.util.find_spec("transformers") is None:
+            return
+        tokens, chunks = self.sizes["tokens"], self.sizes["chunks"]
+        steps, ids = plan(tokens, chunks[len(chunks) // 2], self.sizes["decode"]), torch.randint(WORDS, (tokens,))
+        self.result["transformers"] = kv_offload_peers.transformers_cache(shape, ids.to("cuda"), steps, 2)
+        self.save("transformers")
+
+
+@torch.no_grad()
+def run(options: argparse.Namespace) -> dict[str, Any]:
+    torch.manual_seed(0)
+    found = Run(options)
+    for shape in options.shapes:
+        found.shape(shape)
+        gc.collect()
+        torch.cuda.empty_cache()
+    found.transformers(options.shapes[-1])
+    found.save("all")
+    return found.result
+
+
+def main(arguments: list[str] | None = None) -> None:
+    options = parse(arguments)
+    options.traces.mkdir(parents=True, exist_ok=True)
+    with device(options):
+        result = run(options)
+    for target in result["targets"]:
+        print(f"{target['state']:9} {target['target']}: {target['found']}")
+
+
+if __name__ == "__main__":
+    main()

@@ -12,7 +12,6 @@ cold and are not judged. A ratio is taken within each repeat; its interval is St
 from __future__ import annotations
 
 import argparse
-import gc
 import importlib.util
 import json
 import sys
@@ -32,6 +31,7 @@ from benchmarks.kv_offload_steps import WORDS, Shape, plan
 from benchmarks.kv_offload_tables import targets
 from benchmarks.machine import describe_machine
 from benchmarks.onload_programs import versions
+from benchmarks.two_models_windows import give_back
 from utils import simgpu
 
 MIB = 2**20
@@ -92,6 +92,7 @@ class Run:
         tokens, decode, chunks = (self.sizes[name] for name in ("tokens", "decode", "chunks"))
         model, ids = shape.decoder(tokens + decode), torch.randint(WORDS, (tokens,)).to("cuda")
         self.save(f"{shape.name}, weights")
+        give_back()                     # the float32 weights, or the rows of the case before: blocks of other sizes
         counts = [self.sizes[name] for name in ("warm_ups", "repeats", "full")]
         for chunk in chunks:
             if self.late():
@@ -104,7 +105,7 @@ class Run:
             if chunk == chunks[-1]:
                 self.result["prefixes"][shape.name] = kv_offload_peers.prefixes(case, self.sizes["prefixes"], 4)
             del case
-            gc.collect()
+            give_back()
 
     def with_one(self, case: Case) -> None:
         self.result["failures"].append(kv_offload_checks.after_failures(case))
@@ -133,8 +134,7 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
     found = Run(options)
     for shape in options.shapes:
         found.shape(shape)
-        gc.collect()
-        torch.cuda.empty_cache()
+        give_back()
     found.transformers(options.shapes[-1])
     found.save("all")
     return found.result

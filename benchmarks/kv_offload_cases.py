@@ -83,8 +83,7 @@ class Case:
     def record(self, program: str, played: Played) -> None:
         self.ms[program].append(played.step_ms)
         self.extra_bytes[program] = max(self.extra_bytes[program], played.extra_bytes)
-        if program != RESIDENT:
-            self.wrong[program].append(differences(played, self.expected, self.steps))
+        self.wrong[program].append(differences(played, self.expected, self.steps))
 
     # ---- what it says
 

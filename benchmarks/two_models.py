@@ -29,7 +29,7 @@ from benchmarks.machine import describe_machine
 from benchmarks.onload_mlp import rotated
 from benchmarks.onload_programs import versions
 from benchmarks.two_models_tables import targets
-from benchmarks.two_models_ways import OURS, PEERS, RESIDENT, TO_PAGEABLE
+from benchmarks.two_models_ways import AHEAD, NEEDED, OURS, PEERS, RESIDENT, STREAMED, TO_PAGEABLE
 from benchmarks.two_models_weights import Host, Sizes
 from benchmarks.two_models_windows import SCHEDULE, Case
 from utils import simgpu
@@ -38,7 +38,8 @@ GIB = 2**30
 FULL = {"sizes": Sizes(5120, 40, 13824, 40), "budget": 24 * GIB, "tokens": (4096, 16384), "repeats": (4, 3)}
 SMALL = {"sizes": Sizes(64, 4, 128, 4), "budget": 460_000, "tokens": (32, 64), "repeats": (2, 2)}
 SMALL_SCALE = 1 / 64            # of the simulated H200: 64 wide takes as long as 4096
-PEER_REPEATS = 2
+CLOSE = (NEEDED, AHEAD, STREAMED)       # ways whose times differ little: in every repeat
+FEW_REPEATS = 2                         # of the others
 
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:
@@ -47,7 +48,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--small", action="store_true", help="on the simulated device, with small sizes")
     parser.add_argument("--tokens", type=int, nargs="+")
     parser.add_argument("--repeats", type=int, nargs="+", help="one number for each of the tokens")
-    parser.add_argument("--seconds", type=float, default=150, help="begin no further window of a peer after that long")
+    parser.add_argument("--seconds", type=float, default=130, help="begin no further window of a peer after that long")
     options = parser.parse_args(arguments)
     if not options.small and not torch.cuda.is_available():
         parser.error("this needs a CUDA device, or --small")
@@ -84,7 +85,8 @@ class Run:
         """The resident models first: the others are told the working memory that those needed."""
         for case, repeats in zip(self.cases, self.sizes["repeats"], strict=True):
             for n in range(repeats):
-                case.repeat(n, [RESIDENT, *rotated(list(OURS), n)])
+                ways = OURS if n < FEW_REPEATS else CLOSE
+                case.repeat(n, [RESIDENT, *rotated(list(ways), n)])
                 self.save(f"{case.tokens} tokens, repeat {n}")
 
     def checks(self) -> None:
@@ -95,7 +97,7 @@ class Run:
 
     def peers(self) -> None:
         """A few windows, as long as there is time: they take long, and their switch is far from the limit."""
-        windows = [(case, n, name) for n in range(PEER_REPEATS) for case in self.cases for name in PEERS
+        windows = [(case, n, name) for n in range(FEW_REPEATS) for case in self.cases for name in PEERS
                    if not (name == TO_PAGEABLE and (n or case is not self.cases[0]))]
         for case, n, name in windows:
             if time.monotonic() - self.begun < self.options.seconds:

@@ -3,7 +3,9 @@
     ways start with model 0 on the GPU                 at the switch
     resident                both are there             nothing
     serial                  slots, one stream          all layers of model 1 are copied, then it runs
-    as needed               slots, a copy stream       each layer runs as soon as it has come
+    as needed               slots, a copy stream       each layer runs as soon as it has come; as the host is ahead of
+                                                       the GPU, copies into free slots start before the switch
+    ... and synchronize     the same                   the host waits for model 0 first, as one does who shows progress
     ahead                   slots, a copy stream       layers come into slots that nobody needs, before the switch
     both streamed           two slots for each         nothing: every step copies all its layers
     model.to()              modules                    model 0 goes to host memory, then model 1 comes
@@ -24,9 +26,10 @@ from benchmarks.onload_mlp import mark
 from benchmarks.two_models_weights import Host, lesson, streaming
 from utils import simgpu
 
-RESIDENT, SERIAL, NEEDED, AHEAD, STREAMED = "both resident", "serial", "as needed", "ahead", "both streamed"
+RESIDENT, SERIAL, AHEAD, STREAMED = "both resident", "serial", "ahead", "both streamed"
+NEEDED, NEEDED_WAIT = "as needed", "as needed, after a synchronize"
 TO, TO_PAGEABLE, ACCELERATE = "model.to()", "model.to(), pageable", "accelerate cpu_offload_with_hook"
-OURS, PEERS = (SERIAL, NEEDED, AHEAD, STREAMED), (TO, ACCELERATE, TO_PAGEABLE)
+OURS, PEERS = (SERIAL, NEEDED_WAIT, NEEDED, AHEAD, STREAMED), (TO, ACCELERATE, TO_PAGEABLE)
 STREAM_SLOTS = 2
 
 
@@ -67,6 +70,18 @@ class WatchedSwap(Way, lesson.Swap):
 
     def start_over(self) -> None:
         self.waits.clear()
+
+
+class WaitingSwap(WatchedSwap):
+    """The host waits for the last step of a model before it asks for the next one's layers."""
+
+    before = 0
+
+    def step(self, x: torch.Tensor, args: tuple[Any, ...], m: int, *more: Any) -> torch.Tensor:
+        if m != self.before:
+            torch.cuda.synchronize()
+        self.before = m
+        return super().step(x, args, m, *more)
 
 
 class SerialSwap(WatchedSwap):
@@ -173,6 +188,7 @@ def makers(host: Host, budget: int) -> dict[str, Callable[[int], Any]]:
     found: dict[str, Callable[[int], Any]] = {
         RESIDENT: lambda working: Resident(host),
         SERIAL: lambda working: SerialSwap(host, budget, working),
+        NEEDED_WAIT: lambda working: WaitingSwap(host, budget, working, ahead=False),
         NEEDED: lambda working: WatchedSwap(host, budget, working, ahead=False),
         AHEAD: lambda working: WatchedSwap(host, budget, working, ahead=True),
         STREAMED: lambda working: Streamed(host),

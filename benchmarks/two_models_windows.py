@@ -46,7 +46,7 @@ def window(way: Any, x: torch.Tensor, times: Sequence[torch.Tensor]) -> Window:
 
 
 def give_back() -> None:
-    """Let the memory of a way that is gone go back to the device."""
+    """Let memory of what is gone go back to the device."""
     torch.cuda.synchronize()
     gc.collect()
     torch.cuda.empty_cache()

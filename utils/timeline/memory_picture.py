@@ -117,6 +117,9 @@ def _peak_artists(memory: MemoryPanel, middle: float, peak: int, scale: Scale, t
     label = f"peak {memory.scale.unit.text(peak)}"
     half = (inches(label, FONT) / 2 * DPI + 6) * (scale.window[1] - scale.window[0]) / scale.pixels
     x = min(max(middle, scale.window[0] + half), scale.window[1] - half)
+    foot, line = height - 3 * LABEL_GAP_IN, float(_height(memory, memory.budget or 0.0, total))
+    if foot - FONT / 72 < line < height:
+        foot = min(foot, line - LABEL_GAP_IN)       # above the line of the budget, which would run through it
     mark = Line2D([middle], [height - LABEL_GAP_IN], color=colour, marker="v", markersize=5, linestyle="none",
                   clip_on=False)
-    return [mark, text_artist(x, height - 3 * LABEL_GAP_IN, label, ha="center", va="bottom", color=colour, **HALO)]
+    return [mark, text_artist(x, foot, label, ha="center", va="bottom", color=colour, **HALO)]

@@ -72,24 +72,52 @@ def test_a_card_that_is_too_small(part):
         assert torch.cuda.memory_allocated() == 0 and gpu.hazards == []
 
 
+@pytest.mark.parametrize("done", [(), ("side", "copying"), ("side",)])
 @pytest.mark.parametrize("slow", [(1, 1), (1, 50), (50, 1)])
-def test_given_up_while_stores_and_loads_are_under_way(slow):
+def test_given_up_while_stores_and_loads_are_under_way(slow, done):
+    """Their memory is used again, where some streams are done already on the same addresses."""
     with simgpu.session(profile(*slow)) as gpu:
         model, side, (resident, streamed) = Reader(3, 16), torch.cuda.Stream(), caches(3, 16, 2)
-        side.wait_stream(torch.cuda.current_stream())
-        for n in range(5):
-            with torch.cuda.stream(side):
-                y = model(tokens(2, n), streamed)
-            wanted = model(tokens(2, n), resident)
+        streams, xs = {"side": side, "copying": streamed.ring.copying}, [tokens(2, n) for n in range(5)]
+        torch.cuda.synchronize()
+        with torch.cuda.stream(side):
+            ys = [model(x, streamed) for x in xs]
         sizes = [rows.shape for rows in (*streamed.newest, *streamed.ring.buffers)]
         hosts = [rows.shape for rows in streamed.host]
+        for name in done:
+            streams[name].synchronize()
         del streamed
         gc.collect()
         others = [torch.full(size, 7.0, device="cuda") for size in sizes]
         pinned = [torch.full(size, 7.0, pin_memory=True) for size in hosts]
         torch.cuda.synchronize()
-        assert gpu.hazards == [] and torch.equal(y, wanted)
+        assert gpu.hazards == [] and all(torch.equal(y, model(x, resident)) for x, y in zip(xs, ys, strict=True))
         assert all(bool((other == 7).all()) for other in (*others, *pinned))
+
+
+def test_a_cache_that_was_made_in_inference_mode_is_of_use_outside(gpu):
+    with torch.inference_mode():
+        resident, streamed = caches(2, 8, 3)
+    model = Reader(2, 8)
+    for n in range(3):
+        assert torch.equal(model(tokens(2, n), streamed), model(tokens(2, n), resident))
+    assert not any(t.is_inference() for t in (*streamed.newest, *streamed.host, *streamed.ring.buffers))
+
+
+def test_only_rows_that_have_left_come_back_over_the_link(gpu):
+    """Also behind a rewind: the rows that were written since are on the device."""
+    model, (_, streamed) = Reader(2, 32), caches(2, 32, 4)
+    moved = lambda: sum(n for kind, n in zip(*(gpu.trace().columns[key] for key in ("kind", "bytes")), strict=True)  # noqa: E731
+                        if kind == "h2d") // ROW_BYTES
+    for at, count, old in ((0, 4, 0), (4, 4, 0), (8, 4, 4), (9, 4, 8), (13, 2, 9), (15, 2, 11), (14, 1, 13), (5, 2, 5),
+                           (7, 2, 5), (9, 2, 5), (11, 1, 7)):
+        streamed.rewind(at)
+        streamed.ring.restart()                     # what was loaded ahead is loaded again
+        x = tokens(count, 0)
+        before = moved()
+        model(x, streamed)
+        ahead = streamed.old(0, streamed.at)        # layer 0, for the step after this one
+        assert moved() - before == 2 * old + ahead
 
 
 # what is refused changes nothing

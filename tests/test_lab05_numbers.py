@@ -4,6 +4,7 @@ import math
 
 import numpy as np
 import pytest
+import torch
 from answers import judge_as
 
 from utils.labs.lab05 import check, place, reload, steps
@@ -73,11 +74,44 @@ def divides(job):
     return job.gpu_bytes / 0
 
 
+def needs_three(job):
+    if job.gpu_bytes // job.kv_bytes <= 2:
+        raise ValueError("no room")
+    return places()(job)
+
+
+def asserts_room(job):
+    try:
+        return places()(job)
+    except ValueError as error:
+        raise AssertionError("no room") from error
+
+
+def without(job, streamed, count):
+    streamed = set(list(streamed)[:count])
+    return [i for i in range(job.layers) if i not in streamed]
+
+
+def every_other(job, count, first):
+    return without(job, [*range(first, job.layers, 2), *range(1 - first, job.layers, 2)], count)
+
+
+def loads_longer(job):
+    room = job.gpu_bytes // job.kv_bytes
+    count = 0 if room >= job.layers else job.layers - room + 2
+    load_s, store_s = count * job.kv_bytes / job.h2d_bytes_per_s, count * job.new_bytes / job.d2h_bytes_per_s
+    return (load_s - store_s + store_s / job.duplex_share) * 1e6
+
+
 PLACE = [
     (places(which=lambda job, count: list(range(job.layers - count))), "with two slots, loads are at most two"),
     (places(which=lambda job, count: list(range(count, job.layers))), "with two slots, loads are at most two"),
     (places(which=lambda job, count: [*range((job.layers - count) // 2),
                                       *range((job.layers - count) // 2 + count, job.layers)]), "and the link is idle"),
+    (places(which=lambda job, count: every_other(job, count, 0)), "The streamed layers are 0, 2, 4, 6"),
+    (places(which=lambda job, count: every_other(job, count, 1)), "The streamed layers are 1, 3, 5, 7"),
+    (places(which=lambda job, count: without(job, range(0, job.layers, job.layers // count if count else 1), count)),
+     "are 0, 2, 4, 6, 8, 10, 12, 14, 16, 18: with two slots"),
     (places(host=False), "no ValueError where there is no room"),
     (places(budget=False), "Two slots take 192 MiB, and the GPU has 144: nothing can be streamed."),
     (places(slots=0), "Are the two slots counted?"),
@@ -101,6 +135,8 @@ PLACE = [
     (places(step=lambda job, compute, copied: max(compute, copied) / 1e3), "That is in ms: give µs."),
     (places(step=lambda job, compute, copied: max(compute, copied) / job.layers), "That is the time of one layer"),
     (places(step=lambda job, compute, copied: max(compute, copied) * 1.07), "A step takes as long as its slowest part"),
+    (places(step=lambda job, compute, copied: max(compute, loads_longer(job))),
+     "That takes the loads for the longer direction."),
     (places(value=lambda resident, step_us: resident), "Return a pair"),
     (places(value=lambda resident, step_us: (step_us, resident)), "Return a pair"),
     (places(value=lambda resident, step_us: (resident, None)), "Return a pair"),
@@ -108,6 +144,9 @@ PLACE = [
     (places(value=lambda resident, step_us: (resident * 2, step_us)), "The layers are 0 to 7, each at most once."),
     (places(value=lambda resident, step_us: ([i + 0.5 for i in resident], step_us)), "The layers are 0 to 7"),
     (raises_always, "There is room: 2 slots and 4 layers fit on the GPU"),
+    (needs_three, "There is room: 2 slots and 0 layers fit on the GPU"),
+    (asserts_room, "The other 7 need 672 MiB of host memory, and there are 576. Raise ValueError, and nothing else."),
+    (places(which=lambda job, count: [] if count > 3 else even(job, count), slots=2), "With no layer resident a step"),
     (divides, "it raised ZeroDivisionError"),
     (lambda job: None, "returned None"),
 ]
@@ -139,6 +178,7 @@ def by_counting(job, count):
 PLACE_RIGHT = [places(), places(which=rotated), places(which=by_counting),
                places(value=lambda resident, step_us: (np.array(resident, dtype=int), np.float64(step_us))),
                places(value=lambda resident, step_us: [set(resident), round(step_us)]),
+               places(value=lambda resident, step_us: (torch.tensor(resident), torch.tensor(step_us))),
                places(value=lambda resident, step_us: (resident[::-1], step_us * 1.01))]
 
 

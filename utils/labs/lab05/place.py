@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from ...timeline import timeline
 from ..check import Answer, Refused, call
 from ..values import number, shown
@@ -30,6 +32,10 @@ JOBS = (
     _job(9, 600, 64, 16, 7, 4 * 64, (50, 50, 0.8)),
     _job(24, 300, 48, 8, 12.25, 64 * GIB, (25, 20, 0.8)),
     _job(7, 900, 64, 48, 4, 64 * GIB, (12, 25, 0.7)),
+    _job(16, 500, 128, 16, 14, 64 * GIB, (64, 64, 0.9)),     # copies and layers nearly as long, few streamed
+    _job(24, 300, 48, 8, 16, 64 * GIB, (75, 60, 0.8)),       # and not at whole distances
+    _job(8, 500, 64, 48, 6, 64 * GIB, (50, 12, 0.8)),        # stores longer than loads
+    _job(4, 2000, 96, 24, 2, 64 * GIB, (55, 55, 0.8)),       # none resident
     _job(10, 700, 64, 16, 10, 0, (25, 25, 0.8)),
     _job(10, 700, 64, 16, 11, 2 * 64, (25, 25, 0.8)),
 )
@@ -65,6 +71,8 @@ def _ask(answer: Answer, job: Job) -> object | None:
         given = call(PUZZLE, answer, job, on=f"this job: {job}")
     except Refused as refused:
         if not isinstance(refused.__cause__, ValueError):
+            if not job.possible:
+                refused.verdict.says += f"\n{_no_room(job)} Raise ValueError, and nothing else."
             raise
         if job.possible:
             refused.verdict.says += (f"\nThere is room: {_room(job)}, and {job.layers - job.most_resident} layers in "
@@ -95,10 +103,10 @@ def _read(given: object, job: Job) -> tuple[tuple[int, ...], float]:
     """The resident layers in order, and the predicted time."""
     try:
         layers, step_us = given   # type: ignore[misc]
-        numbers = [number(layer) for layer in layers]
+        numbers = [_number(layer) for layer in layers]
     except (TypeError, ValueError):
         raise _refused("correct", f"returned {shown(given)}", SHAPE) from None
-    step = number(step_us)
+    step = _number(step_us)
     if step is None or None in numbers:
         raise _refused("correct", f"returned {shown(given)}", SHAPE)
     known = set(range(job.layers))
@@ -108,6 +116,11 @@ def _read(given: object, job: Job) -> tuple[tuple[int, ...], float]:
     return tuple(sorted(int(layer) for layer in numbers)), float(step)
 
 
+def _number(value: Any) -> Any:
+    """A number, also as a tensor without dimensions; None for anything else."""
+    return number(value.item() if getattr(value, "ndim", None) == 0 else value)
+
+
 def _judge_memory(resident: tuple[int, ...], job: Job) -> None:
     streamed = job.layers - len(resident)
     slots = SLOTS if streamed else 0
@@ -115,8 +128,9 @@ def _judge_memory(resident: tuple[int, ...], job: Job) -> None:
     if needed > job.gpu_bytes:
         forgotten = " Are the two slots counted?" if len(resident) * job.kv_bytes <= job.gpu_bytes else ""
         raise _refused("memory", f"{needed / MIB:g} MiB on the GPU",
-                       f"{job}. {len(resident)} resident layers{f' and {slots} slots' if slots else ''} take "
-                       f"{needed / MIB:g} MiB, and the GPU has {job.gpu_bytes / MIB:g}.{forgotten}")
+                       f"{job}. {len(resident)} resident layer{'s' * (len(resident) != 1)}"
+                       f"{f' and {slots} slots' if slots else ''} take {needed / MIB:g} MiB, and the GPU has "
+                       f"{job.gpu_bytes / MIB:g}.{forgotten}")
     if streamed * job.kv_bytes > job.host_bytes:
         raise _refused("memory", f"{streamed * job.kv_bytes / MIB:g} MiB in host memory",
                        f"{job}. {streamed} streamed layers take {streamed * job.kv_bytes / MIB:g} MiB of host memory, "
@@ -128,24 +142,27 @@ def _judge_time(resident: tuple[int, ...], job: Job) -> None:
     if run.step_us <= best * WITHIN:
         return
     streamed = sorted(set(range(job.layers)) - set(resident))
-    says = (f"{job}. With layers {ranges(resident)} resident a step takes {run.step_us:.0f} µs; the bound is "
-            f"{best:.0f}. ")
+    says = f"{job}. With {_layers(resident)} resident a step takes {run.step_us:.0f} µs; the bound is {best:.0f}. "
     if (fewer := job.most_resident - len(resident)) and job.bound_us(len(streamed)) > best * WITHIN:
         says += f"{_room(job)[0].upper()}{_room(job)[1:]}, {fewer} more than yours: every one of them saves copies."
     else:
-        says += (f"In each step the GPU waits for loads, {run.gpu_idle_us:.0f} µs, and the link is idle, "
+        says += (f"In each step the GPU waits for copies, {run.gpu_idle_us:.0f} µs, and the link is idle, "
                  f"{run.link_idle_us:.0f} µs. The streamed layers are {ranges(streamed)}: with two slots, loads are at "
-                 "most two streamed layers ahead. Where those follow each other, each load has one layer to hide "
-                 "behind; where resident ones follow, the slots are full and the link waits.")
+                 "most two streamed layers ahead. Where those lie close together, a load has few layers to "
+                 "hide behind; where many resident ones follow, the slots are full and the link waits.")
     raise _refused("time", f"{run.step_us:.0f} µs instead of {best:.0f}", says,
                    _picture(resident, spread(job, job.most_resident), job))
+
+
+def _layers(numbers: tuple[int, ...]) -> str:
+    return f"layer{'' if len(numbers) == 1 else 's'} {ranges(numbers)}" if numbers else "no layer"
 
 
 def _judge_predicted(resident: tuple[int, ...], step_us: float, job: Job) -> None:
     run = steady(job, resident)
     if run.step_us / WITHIN <= step_us <= run.step_us * WITHIN:
         return
-    says = f"{job}. With layers {ranges(resident)} resident a step takes {run.step_us:.0f} µs, not {shown(step_us)}. "
+    says = f"{job}. With {_layers(resident)} resident a step takes {run.step_us:.0f} µs, not {shown(step_us)}. "
     loads, stores = job.copies_us(job.layers - len(resident))
     raise _refused("predicted", f"{shown(step_us)} µs instead of {run.step_us:.0f}",
                    f"{says}{_formula(step_us, resident, job)}\nThe layers take {job.compute_us:g} µs, the loads "
@@ -157,9 +174,11 @@ def _formula(step_us: float, resident: tuple[int, ...], job: Job) -> str:
     """Which wrong formula gives this time, in words."""
     streamed = job.layers - len(resident)
     compute, share, right = job.compute_us, job.duplex_share, job.bound_us(streamed)
-    short, long = sorted(job.copies_us(streamed))
+    loads, stores = job.copies_us(streamed)
+    short, long = sorted((loads, stores))
     copies = long - short + short / share
     times = {
+        LOADS_LONGER: max(compute, loads - stores + stores / share),
         FULL_RATE: max(compute, long), TURNS: max(compute, long + short), ALWAYS_SLOW: max(compute, long / share),
         BOTH: max(compute, (long + short) / share), SHORTER: max(compute, long * share),
         "That has every layer streamed. Resident layers need no copies.": job.bound_us(job.layers),
@@ -170,6 +189,8 @@ def _formula(step_us: float, resident: tuple[int, ...], job: Job) -> str:
         "That is in ms: give µs.": right / 1e3, "That is in seconds: give µs.": right / 1e6,
         "That is the time of one layer: give that of a step.": right / job.layers,
     }
+    if loads >= stores:   # then it is right
+        del times[LOADS_LONGER]
     near = [says for says, wrong in times.items() if abs(step_us - wrong) <= NEAR * wrong]
     return near[0] if near else ("A step takes as long as its slowest part: the layers, or the copies. How much of the "
                                  "shorter direction is under the longer one, and how fast are both then?")
@@ -181,6 +202,7 @@ TURNS = "That lets loads and stores take turns. They run at once, each at duplex
 ALWAYS_SLOW = ("That has the copies slowed all the time. They are slowed only while both directions run: when the "
                "shorter one is done, the other has its full rate.")
 BOTH = "That adds the directions and slows both. They run at once, and are slowed only while they do."
+LOADS_LONGER = "That takes the loads for the longer direction. Here the stores take longer."
 SHORTER = "A share below 1 makes copies longer, not shorter."
 
 

@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 
 MIB = 2**20
 SLOTS = 2
-STEPS, LAST = 11, 4       # steps that are run, and how many of them count as steady
+BUFFERS = 2               # for new KV, each free again when its store is done
+STEPS, STEADY = 12, 4     # steps that are run, and how many of them count: all but the last, behind which nothing loads
 SHOWN = slice(3, 6, 2)    # of the ends of steps: between these lies what is drawn, and the run goes on behind it
 SMALLER = 2**14           # by which bytes and rates are divided: the times are the same
 
@@ -108,10 +109,10 @@ def steady(job: Job, resident: tuple[int, ...]) -> Steady:
     ends = sorted(start + took for start, took, kind in
                   zip(table["start_us"], table["duration_us"], table["kind"], strict=True) if kind == "kernel")
     ends = ends[job.layers - 1::job.layers]   # of each step
-    start, stop = float(ends[-LAST - 1]), float(ends[-1])
-    idle = [(stop - start - trace.busy_us(kind, start=start, stop=stop)) / LAST for kind in ("kernel", "h2d")]
+    start, stop = float(ends[-STEADY - 2]), float(ends[-2])
+    idle = [(stop - start - trace.busy_us(kind, start=start, stop=stop)) / STEADY for kind in ("kernel", "h2d")]
     numbered = _numbered(trace, job, sorted(set(range(job.layers)) - set(resident)))
-    return Steady((stop - start) / LAST, numbered, tuple(map(float, ends[SHOWN])), *idle)
+    return Steady((stop - start) / STEADY, numbered, tuple(map(float, ends[SHOWN])), *idle)
 
 
 def _profile(job: Job) -> Profile:
@@ -130,23 +131,27 @@ def _run(job: Job, streamed: set[int]) -> None:
         return torch.empty(size // SMALLER, dtype=torch.uint8, **where)
 
     here, loading, storing = torch.cuda.current_stream(), torch.cuda.Stream(), torch.cuda.Stream()
-    slots, new = [memory(job.kv_bytes, device="cuda") for _ in range(SLOTS)], memory(job.new_bytes, device="cuda")
+    slots = [memory(job.kv_bytes, device="cuda") for _ in range(SLOTS)]
+    buffers = [memory(job.new_bytes, device="cuda") for _ in range(BUFFERS)]
     kv, kept = memory(job.kv_bytes).pin_memory(), memory(job.new_bytes).pin_memory()
-    read, count = [torch.cuda.Event() for _ in slots], 0
+    read, stored = ([torch.cuda.Event() for _ in range(many)] for many in (SLOTS, BUFFERS))
+    count = 0
     for number in list(range(job.layers)) * STEPS:
-        slot = count % SLOTS
+        slot, new = count % SLOTS, count % BUFFERS
         if number in streamed:
             with torch.cuda.stream(loading):
                 loading.wait_event(read[slot])
                 slots[slot].copy_(kv, non_blocking=True)
             here.wait_stream(loading)
+            here.wait_event(stored[new])
         torch.cuda._sleep(job.layer_us * 1000)
         if number in streamed:
             count += 1
             read[slot].record()
             storing.wait_stream(here)
             with torch.cuda.stream(storing):
-                kept.copy_(new, non_blocking=True)
+                kept.copy_(buffers[new], non_blocking=True)
+                stored[new].record()
     torch.cuda.synchronize()
 
 

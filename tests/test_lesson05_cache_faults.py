@@ -88,7 +88,7 @@ def test_given_up_while_stores_and_loads_are_under_way(slow, done):
             streams[name].synchronize()
         del streamed
         gc.collect()
-        others = [torch.full(size, 7.0, device="cuda") for size in sizes]
+        others = [torch.full(size, 7.0, device="cuda") for size in sizes * 9]
         pinned = [torch.full(size, 7.0, pin_memory=True) for size in hosts]
         torch.cuda.synchronize()
         assert gpu.hazards == [] and all(torch.equal(y, model(x, resident)) for x, y in zip(xs, ys, strict=True))

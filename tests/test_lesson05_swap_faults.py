@@ -168,6 +168,7 @@ def test_slots_whose_memory_is_still_in_use_on_the_stream_that_made_them(gpu):
 def test_slots_are_given_back_without_the_garbage_collector(gpu):
     models, used = linears(2, 2), torch.cuda.memory_allocated()
     swap = lesson.Swap(models, 10**5)
+    assert len(swap.memory) == 4                                        # not more slots than layers
     assert agree(swap, Resident(models)) and torch.cuda.memory_allocated() - used >= 4 * size_of(models)
     workspace = torch.cuda.memory_allocated() - used - sum(-(-len(memory) // 512) * 512 for memory in swap.memory)
     gc.disable()

@@ -35,10 +35,10 @@ from benchmarks.two_models_windows import give_back
 from utils import simgpu
 
 MIB = 2**20
-SHAPES = (Shape("Qwen1.5 1.8B", 24, 2048, 16, 16, 5504), Shape("Llama 3 8B", 32, 4096, 32, 8, 14336))
-FULL = {"tokens": 16384, "chunks": (1024, 2048, 4096), "decode": 10, "repeats": 5, "full": 2, "warm_ups": 2,
+SHAPES = (Shape("Llama 2 7B", 32, 4096, 32, 32, 11008), Shape("Llama 3 8B", 32, 4096, 32, 8, 14336))
+FULL = {"tokens": 16384, "chunks": (2048, 4096), "decode": 10, "repeats": 5, "full": 2, "warm_ups": 2,
         "piece": 64 * MIB, "copies": 80, "prefixes": (1024, 2048, 4096, 8192, 16384)}
-SMALL_SHAPES = (Shape("Qwen1.5 1.8B", 4, 64, 4, 4, 172), Shape("Llama 3 8B", 3, 64, 4, 1, 224))
+SMALL_SHAPES = (Shape("Llama 2 7B", 4, 64, 4, 4, 172), Shape("Llama 3 8B", 3, 64, 4, 1, 224))
 SMALL = {"tokens": 384, "chunks": (64, 128), "decode": 3, "repeats": 2, "full": 1, "warm_ups": 0,
          "piece": 64 * 1024, "copies": 6, "prefixes": (128, 384)}
 SMALL_SCALE = 1 / 32            # of the simulated H200: 64 wide takes as long as 2048

@@ -28,6 +28,7 @@ from benchmarks.kv_offload_steps import (
     on_one_stream,
     plan,
     play,
+    requested_bytes,
     start_over,
     steady,
 )
@@ -46,9 +47,9 @@ class Case:
         self.steps, rows = plan(len(ids), chunk, decode), len(ids) + decode
         self.budget_bytes = shape.budget(rows, chunk)
         self.resident = lesson.ResidentKV(shape.layers, (rows, *shape.row_shape), DTYPE)
-        before = torch.cuda.memory_allocated()
+        before = requested_bytes()
         self.cache = lesson.StreamedKV(shape.layers, (rows, *shape.row_shape), self.budget_bytes, DTYPE)
-        self.cache_bytes = torch.cuda.memory_allocated() - before
+        self.cache_bytes = requested_bytes() - before
         self.links: list[Link] = []
         self.ms: dict[str, list[list[float]]] = defaultdict(list)
         self.extra_bytes: dict[str, int] = defaultdict(int)

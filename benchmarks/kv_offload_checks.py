@@ -10,7 +10,16 @@ from typing import Any
 import torch
 
 from benchmarks.kv_offload_cases import Case
-from benchmarks.kv_offload_steps import DECODE, PREFILL, Played, differences, input_of, start_over
+from benchmarks.kv_offload_steps import (
+    DECODE,
+    PREFILL,
+    Played,
+    differences,
+    input_of,
+    peak_bytes,
+    requested_bytes,
+    start_over,
+)
 from utils.timeline import timeline
 from utils.trace import record
 
@@ -64,16 +73,17 @@ def picture(case: Case, folder: Path) -> dict[str, Any]:
         case.model(case.ids[at:at + case.chunk], case.cache)
 
     torch.cuda.synchronize()
-    others = torch.cuda.memory_allocated() - case.cache_bytes
+    others = requested_bytes() - case.cache_bytes
     budget = others + case.budget_bytes + case.extra_bytes["resident"]
     torch.cuda.reset_peak_memory_stats()
     trace = record(one_chunk, memory=True)
-    peak = torch.cuda.max_memory_allocated()
-    title, name = f"{case.shape.name}: {case.chunk} tokens on top of {at}", case.shape.name.split()[0].lower()
+    peak, requested = torch.cuda.max_memory_allocated(), peak_bytes()
+    title, name = f"{case.shape.name}: {case.chunk} tokens on top of {at}", case.shape.name.lower().replace(" ", "_")
     trace.save(folder / f"kv_chunk_{name}.json.gz")
     text = timeline(trace, title=title, budget=budget, lanes=("h2d", "compute", "d2h")).text
     (folder / f"kv_chunk_{name}.txt").write_text(text + "\n", encoding="utf-8")
     return {"shape": case.shape.name, "chunk": case.chunk, "at": at, "budget_bytes": budget,
-            "allocator_peak_bytes": peak, "trace_peak_bytes": int(trace.peak_bytes()), "spans": len(trace),
+            "allocator_peak_bytes": peak, "requested_peak_bytes": requested,
+            "trace_peak_bytes": int(trace.peak_bytes()), "spans": len(trace),
             "busy_ms": {lane: round(trace.busy_us(lane) / 1e3, 3) for lane in ("h2d", "kernel", "d2h")},
             "text": text}

@@ -105,8 +105,13 @@ def play(model: torch.nn.Module, cache: Any, ids: torch.Tensor, steps: Sequence[
     return Played(times, scores, peak_bytes() - before)
 
 
+def requested_bytes() -> int:
+    """What is asked for now, without what the allocator adds to a block (where it says so)."""
+    return torch.cuda.memory_stats().get("requested_bytes.all.current", torch.cuda.memory_allocated())
+
+
 def peak_bytes() -> int:
-    """The most that was asked for at a time, without what the allocator adds to a block (where it says so)."""
+    """The most that was asked for at a time, counted in the same way."""
     return torch.cuda.memory_stats().get("requested_bytes.all.peak", torch.cuda.max_memory_allocated())
 
 

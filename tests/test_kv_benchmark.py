@@ -78,9 +78,9 @@ def test_times_are_those_of_the_schedules(result):
             assert ms["bound"] >= max(ms[RESIDENT], ms["transfer"]) - 1e-9
             assert ms["bound"] <= ms[STREAMED] < 1.05 * ms["bound"] < ms[SERIAL]
             assert case[kind]["over_bound"]["mean"] == pytest.approx(ms[STREAMED] / ms["bound"], rel=1e-3)
-    qwen, llama = (next(case for case in result["cases"] if case["shape"] == shape.name)
+    wide, llama = (next(case for case in result["cases"] if case["shape"] == shape.name)
                    for shape in kv_offload.SMALL_SHAPES)
-    computes = [step["bound_ms"] == step["resident_ms"] for step in qwen["steps"]]
+    computes = [step["bound_ms"] == step["resident_ms"] for step in wide["steps"]]
     assert computes == 4 * [True] + 5 * [False]             # the more rows there are, the longer they take to come
     assert all(step["bound_ms"] == step["resident_ms"] for step in llama["steps"] if step["kind"] == PREFILL)
 
@@ -100,7 +100,7 @@ def test_memory_is_the_budget(result):
 
 
 def test_one_chunk_is_a_trace_and_a_text(result, folder):
-    for row, name in zip(result["pictures"], ("qwen1.5", "llama"), strict=True):
+    for row, name in zip(result["pictures"], ("llama_2_7b", "llama_3_8b"), strict=True):
         assert row["trace_peak_bytes"] == row["allocator_peak_bytes"] <= row["budget_bytes"]
         trace, text = Trace.load(folder / f"kv_chunk_{name}.json.gz"), (folder / f"kv_chunk_{name}.txt").read_text()
         assert len(trace) == row["spans"] and trace.peak_bytes() == row["trace_peak_bytes"]
@@ -187,7 +187,7 @@ def test_limits(changes, states):
 def test_limits_of_failures_and_pictures():
     row = {"shape": "A", "failed_steps": [2, 4], "wrong": {"scores": 0, "tokens": 0}}
     failures = [row, row | {"failed_steps": [2]}, row | {"wrong": {"scores": 1, "tokens": 0}}]
-    picture = {"shape": "A", "trace_peak_bytes": 1005, "allocator_peak_bytes": 1000, "budget_bytes": 1000}
+    picture = {"shape": "A", "trace_peak_bytes": 1005, "allocator_peak_bytes": 1000, "requested_peak_bytes": 1000, "budget_bytes": 1000}
     pictures = [picture, picture | {"trace_peak_bytes": 1020}, picture | {"budget_bytes": 999},
                 {"shape": "A", "error": "x"}]
     found = kv_offload_tables.targets({"cases": [], "failures": failures, "pictures": pictures})

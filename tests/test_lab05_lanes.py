@@ -187,6 +187,19 @@ def keeps_outputs(x, layers, kv_host, slots, loading, storing):
     return lanes(compute=compute)(x, layers, kv_host, slots, loading, storing)
 
 
+def load_elsewhere(slot, host):
+    slot.data = host.to("cuda", non_blocking=True)
+    slot.record_stream(HERE())
+
+
+def shares_outputs(x, layers, kv_host, slots, loading, storing):
+    def compute(layer, x, slot):
+        y = layer(x, slot)
+        y.record_stream(storing)
+        return y
+    return lanes(compute=compute)(x, layers, kv_host, slots, loading, storing)
+
+
 class Resident:
     """The KV of a call's only layer stays in its slot."""
 
@@ -245,7 +258,7 @@ WRONG = [
     (lanes(slot=lambda i: i % 2), "WA"),
     (lanes(slot=lambda i: i % 2, stored=lambda i: i - 2), "The load of layer 2 starts only after the store of layer 0"),
     (two_of_three, "2 of the 3 slots are used, so that no layer can be loaded"),
-    (lanes(stored=lambda i: i - 2), "The load of layer 2 starts only after the store of layer 0"),
+    (lanes(stored=lambda i: i - 2), "It needs the load of layer 1, no more. Whose event does it wait for?"),
     (lanes(shared=("stored",), stored=lambda i: i - 1), "The load of layer 1 starts only after the store of layer 0"),
     (serial, "The load of layer 1 starts only after the store of layer 0"),
     (waits_in_the_loop, "The load of layer 1 starts only after the store of layer 0"),
@@ -266,7 +279,12 @@ WRONG = [
     (lanes(store_from=lambda i: (i + 1) % 3), "the store of layer"),
     (lanes(compute=changes_x), "The caller's own x changed"),
     (lanes(compute=twice), "beside the three slots there was device memory for"),
-    (keeps_outputs, "Everything goes through the slots, and one that was stored is free again."),
+    (keeps_outputs, "are old outputs kept? Each is read only by the next product. Everything goes through the slots"),
+    (lanes(load=lambda slot, host: copied(slot, host.to("cuda", non_blocking=True))),
+     "10 pieces of device memory were allocated, one after the other, as large as 10 matrices in all"),
+    (lanes(load=load_elsewhere), "where memory for 5 matrices is enough: the loop allocates."),
+    (shares_outputs, "3 matrices lay in tensors that were dropped: record_stream keeps their memory"),
+    (lanes(slot=lambda i: 0, stored=lambda i: i - 1), "1 of the 3 slots is used"),
     (loads_once, "of 2 loads that are asked for 1 can be seen"),
     (skips_one, "kv_host[4] is as it was before the call"),
     (lanes(load=rows), "Every launch takes host time"),

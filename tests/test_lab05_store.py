@@ -1,5 +1,7 @@
 """Lab 05, puzzle 1: every wrong answer is refused in words, and right ones pass, however written."""
 
+import time
+
 import pytest
 import torch
 from answers import HERE, judge_as
@@ -77,6 +79,25 @@ def third_buffer(x, weights, staging, host, storing):
     return x
 
 
+def a_buffer_for_each_and_the_peak_reset(x, weights, staging, host, storing):
+    buffers = [torch.empty_like(x) for _ in weights]
+    for i, weight in enumerate(weights):
+        x = torch.mm(x, weight, out=buffers[i])
+        storing.wait_stream(HERE())
+        with cuda.stream(storing):
+            host[i].copy_(x, non_blocking=True)
+    HERE().wait_stream(storing)
+    result = staging[0].copy_(x)
+    del buffers, x
+    cuda.reset_peak_memory_stats()
+    return result
+
+
+def a_third_buffer_before_the_first_product(x, weights, staging, host, storing):
+    torch.empty_like(x).copy_(x)
+    return SOLUTION.store_each(x, weights, staging, host, storing)
+
+
 def all_here(x, weights, staging, host, storing):
     for i, weight in enumerate(weights):
         x = torch.mm(x, weight, out=staging[i % 2])
@@ -122,6 +143,55 @@ def polls(x, weights, staging, host, storing):
         with cuda.stream(storing):
             host[i].copy_(x, non_blocking=True)
             stored[i % 2].record()
+    return x
+
+
+def polls_and_sleeps(x, weights, staging, host, storing):
+    for i, weight in enumerate(weights):
+        x = torch.mm(x, weight, out=staging[i % 2])
+        storing.wait_stream(HERE())
+        with cuda.stream(storing):
+            host[i].copy_(x, non_blocking=True)
+        while not storing.query():
+            time.sleep(0.001)
+    return x
+
+
+def one_event_and_a_harmless_wait_stream(x, weights, staging, host, storing):
+    stored = cuda.Event()
+    for i, weight in enumerate(weights):
+        stored.wait()
+        x = torch.mm(x, weight, out=staging[i % 2])
+        storing.wait_stream(HERE())
+        with cuda.stream(storing):
+            host[i].copy_(x, non_blocking=True)
+            stored.record()
+    return x
+
+
+def columns(host, source):
+    for target, part in zip(host.chunk(2, 1), source.chunk(2, 1), strict=True):
+        target.copy_(part, non_blocking=True)
+
+
+def a_long_kernel_elsewhere(x, weights, staging, host, storing):
+    with cuda.stream(cuda.Stream()):
+        cuda._sleep(10**8)
+    return SOLUTION.store_each(x, weights, staging, host, storing)
+
+
+def thousands_of_events(x, weights, staging, host, storing):
+    for _ in range(3000):
+        cuda.Event().record()
+    return SOLUTION.store_each(x, weights, staging, host, storing)
+
+
+def one_buffer(x, weights, staging, host, storing):
+    for i, weight in enumerate(weights):
+        x = torch.mm(x, weight, out=staging[i % 2])
+        storing.wait_stream(HERE())
+        with cuda.stream(storing):
+            host[i].copy_(staging[0], non_blocking=True)
     return x
 
 
@@ -188,20 +258,31 @@ WRONG = [
     (stores(late=True), "RAW: copy_"),
     (stores(written=lambda i: None, stored=lambda i: None), "hazards; this is the first."),
     (stores(shared=True, stored=lambda i: i - 1), "The product of layer 1 starts only after the store of layer 0, "),
-    (stores(stored=lambda i: i - 1), "It needs the product of layer 0, no more. wait_stream waits for everything"),
-    (wait_streams, "The product of layer 1 starts only after the store of layer 0, "),
+    (stores(stored=lambda i: i - 1), "It needs the product of layer 0, no more. Whose event does it wait for?"),
+    (one_event_and_a_harmless_wait_stream, "It needs the product of layer 0, no more. Whose event does it wait for?"),
+    (wait_streams, "It needs the product of layer 0, no more. wait_stream waits for everything that was queued"),
+    (stores(each=lambda out: (out.sum().item(), out)[1]), "or one that gives a value to the host, makes the host wait"),
+    (stores(copy=columns), "is not asynchronous even with non_blocking=True: copy rows."),
+    (a_long_kernel_elsewhere, "All steps are over at"),
+    (thousands_of_events, "Events are recorded and waited for"),
+    (stores(stored=lambda i: i), "that wait did nothing"),
+    (one_buffer, "is it the right buffer that is written, and the right one that is stored?"),
     (synchronized, "the host stands still until the GPU is done"),
     (stores(copy=lambda host, source: host.copy_(source)), "A copy without non_blocking=True"),
     (stores(copy=lambda host, source: host.copy_(source.cpu())), "is never asynchronous"),
     (polls, "Asking again and again whether something is done"),
+    (polls_and_sleeps, "Asking again and again whether something is done"),
     (all_here, "Every store belongs on storing. 0 of 5 were made there."),
     (all_there, "The product of layer 1 starts only after the store of layer 0 (both are in one stream)"),
     (third_buffer, "beside the two staging buffers there was device memory for 1 matrix"),
+    (a_buffer_for_each_and_the_peak_reset, "beside the two staging buffers there was device memory for 5 matrices"),
+    (a_third_buffer_before_the_first_product, "beside the two staging buffers there was device memory for 1 matrix"),
     (outputs_kept_by_the_allocator, "beside the two staging buffers there was device memory"),
     (stores(product=staged), "beside the two staging buffers there was device memory"),
     (computed_on_the_host, "Every store belongs on storing. 0 of 5"),
     (only_the_last, "host[0] holds what it held before the call: it was never written."),
-    (stores(from_slot=lambda i: 1 - i % 2), "#11 is the product of layer 1."),
+    (stores(from_slot=lambda i: 1 - i % 2),
+     "is it the right buffer that is written, and the right one that is stored?"),
     (lambda x, weights, staging, host, storing: SOLUTION.store_each(x, weights, staging, host[::-1], storing),
      "host[0] holds the output of layer 4."),
     (overwrites_weights, "The caller's own weights changed"),
@@ -279,6 +360,21 @@ def with_wait_stream(x, weights, staging, host, storing):
             host[i].copy_(x, non_blocking=True)
         stored[i % 2] = storing.record_event()
     return x
+
+
+def silent_about_waits_that_are_right(answer):
+    return "that wait did nothing" not in said(judged(answer))
+
+
+def test_the_first_waits_for_each_buffer_are_right():
+    assert silent_about_waits_that_are_right(stores(written=lambda i: None))
+    assert silent_about_waits_that_are_right(stores(from_slot=lambda i: 1 - i % 2))
+    assert not silent_about_waits_that_are_right(stores(stored=lambda i: i))
+
+
+def test_values_for_the_host_are_not_called_pageable():
+    for answer in (stores(each=lambda out: (out.sum().item(), out)[1]), stores(finish=lambda x: (repr(x), x)[1])):
+        assert "pageable" not in said(judged(answer))
 
 
 RIGHT = [stores(), as_launched_a_layer_later, two_compute_streams, stores(copy=halves), with_wait_stream,

@@ -120,6 +120,31 @@ def beside_the_first(x, first, free, second, rounds, copying):
     return x
 
 
+def drops_what_lies_beside(x, first, free, second, rounds, copying):
+    with cuda.stream(copying):
+        weights = [weight.to("cuda", non_blocking=True) for weight in second]
+    for weight in first * rounds[0]:
+        x = x @ weight
+    HERE().wait_stream(copying)
+    for weight in weights * rounds[1]:
+        x = x @ weight
+    return x
+
+
+def shares_outputs(x, first, free, second, rounds, copying):
+    def product(x, weight):
+        y = x @ weight
+        y.record_stream(copying)
+        return y
+    return swaps(product=product)(x, first, free, second, rounds, copying)
+
+
+def reads_a_value(x, first, free, second, rounds, copying):
+    y = SOLUTION.swap(x, first, free, second, rounds, copying)
+    assert bool(y.isfinite().all())
+    return y
+
+
 def saved_first(x, first, free, second, rounds, copying):
     """The first model's layers go back to the host."""
     kept = [torch.empty(weight.shape, pin_memory=True) for weight in first]
@@ -211,7 +236,11 @@ def keeps_all(x, first, free, second, rounds, copying):
 
 
 WRONG = [
-    (serially, "The load of second[0] starts only after product 4 in round 2 of the first model"),
+    (serially, "It could go into free[0] at once: queue what goes into free before the first product."),
+    (swaps(load=lambda slot, weight: copied(slot, weight.to("cuda", non_blocking=True))),
+     "5 more copies, from GPU memory to GPU memory"),
+    (shares_outputs, "record_stream keeps their memory"),
+    (reads_a_value, "or one that gives a value to the host, makes the host wait"),
     (swaps(at_round=lambda a: 0), "A slot of the first model is free when its product in the *last* round has ended"),
     (swaps(waits=False), "A slot of the first model is free when its product in the *last* round has ended"),
     (swaps(reader=lambda i, last: max(0, i - 1)), "#15 is product 1 in round 2 of the first model, #20 is the load of"),
@@ -222,8 +251,9 @@ WRONG = [
     (swaps(loaded=lambda j: j - 1 if j else None), "RAW: mm"),
     (swaps(loaded=lambda j: j + 1), "Product 3 in round 1 of the second model starts only after the load of second[4]"),
     (swaps(order=lambda first, free: [*first, *free]), "The load of second["),
-    (swaps(order=lambda first, free: [*free, *first[::-1]]), "The load of second[1] starts only after product 4"),
+    (swaps(order=lambda first, free: [*free, *first[::-1]]), "It goes into first[4], and first[0] is free before that"),
     (all_loads_waited_for, "Product 0 in round 1 of the second model starts only after the load of second["),
+    (drops_what_lies_beside, "second lies in memory of its own beside first"),
     (beside_the_first, "beside the matrices that you were given there was device memory for"),
     (saved_first, "The first model's layers do not change, and the host has them already"),
     (swaps(again=True), "Each is loaded once and stays"),
@@ -281,6 +311,11 @@ def on_another_compute_stream(x, first, free, second, rounds, copying):
 def halves(target, source):
     for one, other in zip(target.chunk(2), source.chunk(2), strict=True):
         one.copy_(other, non_blocking=True)
+
+
+def test_new_memory_beside_the_first_model_has_no_slots():
+    verdict = said(judged(drops_what_lies_beside))
+    assert "A slot of the first model" not in verdict and "memory that was given back" in verdict
 
 
 RIGHT = [swaps(), swaps(ahead=False), two_activations, on_another_compute_stream, swaps(load=halves),

@@ -1,12 +1,20 @@
 """Labs from solutions, verdicts, and importing what a lesson teaches."""
 
+import threading
+import time
+
 import nbformat
 import pytest
+import torch
 from nbformat import v4
 
+from utils import simgpu
 from utils.labs import generate
 from utils.labs.check import Check, Refused, call
+from utils.labs.defaults import usual_defaults
+from utils.labs.memory import mark, taken_since
 from utils.labs.verdict import Tick, Verdict
+from utils.labs.watching import QUERIES, watching
 from utils.lessons import LessonError, import_lesson
 
 SOLUTION = {"nbgrader": {"solution": True, "grade": False, "grade_id": "a", "locked": False, "task": False,
@@ -210,3 +218,107 @@ def test_exported_cells_run_as_they_do_in_the_notebook(tmp_path, monkeypatch):
 def test_a_lab_with_nothing_to_solve_is_refused():
     with pytest.raises(generate.LabError, match="nothing to solve"):
         generate.generate(notebook("x = 1", metadata={}))
+
+
+def _settings():
+    products = torch.backends.cuda.matmul
+    return (torch.is_grad_enabled(), torch.is_inference_mode_enabled(), torch.get_num_threads(),
+            torch.get_deterministic_debug_mode(), torch.get_float32_matmul_precision(),
+            getattr(products, "fp32_precision", None), products.allow_tf32)
+
+
+def _enters_inference_mode():
+    _left_open.append(torch.inference_mode())
+    _left_open[-1].__enter__()
+
+
+_left_open = []
+
+
+@pytest.mark.parametrize("change", [
+    lambda: torch.set_grad_enabled(False), _enters_inference_mode, lambda: torch.set_num_threads(5),
+    lambda: torch.use_deterministic_algorithms(True), lambda: torch.set_float32_matmul_precision("medium"),
+    lambda: setattr(torch.backends.cuda.matmul, "allow_tf32", True)])
+def test_what_an_answer_sets_is_set_back(change):
+    before = _settings()
+    with usual_defaults():
+        change()
+        assert _settings() != before
+    assert _settings() == before
+    _left_open.clear()
+    assert _settings() == before
+
+
+def test_without_gradients_in_the_notebook():
+    with torch.no_grad():
+        with usual_defaults():
+            assert torch.is_grad_enabled() and not torch.is_inference_mode_enabled()
+        assert not torch.is_grad_enabled()
+    with torch.inference_mode():
+        with usual_defaults():
+            assert not torch.ones(1).is_inference()
+        assert torch.ones(1).is_inference()
+
+
+# --- what is watched -----------------------------------------------------------------------------------------------
+
+def test_asking_takes_longer_and_longer():
+    with simgpu.session(simgpu.H200) as gpu, watching(gpu) as calls:
+        torch.cuda._sleep(10**10)   # 10 s
+        stream = torch.cuda.current_stream()
+        while not stream.query():
+            assert calls.queries < 100 * QUERIES
+        assert calls.queries > QUERIES and simgpu.clock() > 1e7
+
+
+def test_a_few_questions_take_their_usual_time():
+    with simgpu.session(simgpu.H200) as gpu, watching(gpu):
+        torch.cuda._sleep(10**9)
+        before = simgpu.clock()
+        for _ in range(QUERIES):
+            torch.cuda.current_stream().query()
+        assert simgpu.clock() - before == pytest.approx(QUERIES * simgpu.H200.query_ns / 1000)
+
+
+def test_sleep_takes_the_simulated_time_of_its_own_thread_alone():
+    with simgpu.session(simgpu.H200) as gpu:
+        sleep, before = time.sleep, simgpu.clock()
+        with watching(gpu):
+            time.sleep(3600)
+            other = threading.Thread(target=lambda: time.sleep(0.01))
+            other.start()
+            other.join()
+            with pytest.raises(ValueError):
+                time.sleep(-1)
+        assert simgpu.clock() - before == pytest.approx(3600e6)
+        assert time.sleep is sleep and "query" not in vars(gpu.machine)
+
+
+def test_streams_that_waited_for_streams():
+    with simgpu.session(simgpu.H200) as gpu, watching(gpu) as calls:
+        one, other, third = (torch.cuda.Stream() for _ in range(3))
+        one.wait_stream(other)
+        third.wait_event(one.record_event())
+        torch.cuda._sleep(1)
+        one.wait_stream(third)
+    assert [wait[:2] for wait in calls.waits] == [(one.stream_id, other.stream_id), (one.stream_id, third.stream_id)]
+    assert calls.waits[0].at < calls.waits[1].at
+
+
+def test_memory_is_read_from_the_record_without_workspaces():
+    with simgpu.session(simgpu.A100.scaled(1 / 8)) as gpu:
+        x = torch.ones(256, 256, device="cuda")
+        before = mark(gpu)
+        torch.empty_like(x)
+        y = x @ x
+        torch.cuda.reset_peak_memory_stats()
+        del y
+        taken, size = taken_since(gpu, before), 4 * 256**2
+        assert taken == (size, 0, 2, 2 * size)
+        busy, y = torch.cuda.Stream(), x + 1
+        with torch.cuda.stream(busy):
+            torch.cuda._sleep(10**9)
+        y.record_stream(busy)
+        del y
+        z = x + 2
+        assert taken_since(gpu, before) == (2 * size, size, 4, 4 * size) and z is not None

@@ -39,8 +39,3 @@ def _taken(size: int) -> Any:
     from .. import simgpu
 
     return simgpu.name(torch.empty(size, dtype=torch.uint8, device="cuda"), NEXT).zero_()
-
-
-def workspaces(gpu: SimDevice) -> list[int]:
-    """Bytes of the matrix library's workspaces, of which every stream gets one at its first product."""
-    return [queue.workspace.size for queue in gpu.machine.queues if hasattr(queue.workspace, "size")]

@@ -10,14 +10,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from .afterwards import NEXT, take_freed_memory, workspaces
+from .afterwards import NEXT, take_freed_memory
 from .check import Answer, Refused, call
 from .defaults import usual_defaults
+from .memory import Taken, mark, taken_since
 from .values import shown, text_of
 from .verdict import Tick, Verdict
+from .watching import Calls, watching
 from .work import CALLS_US as CALLS_US
 from .work import busy_host as busy_host
 from .work import skipped_work as skipped_work
@@ -42,10 +44,8 @@ class Run:
 
     ``hazards``: found while the function ran; ``later``: found when the caller went on and read the result.
     ``returned_us``: when the learner's function returned, on the host's clock from its call. ``blocked_us``: host time
-    spent waiting in it. ``done_us``: when the last device work ended. ``peak_bytes``: most device memory in use
-    beyond what was there before, freed blocks that another stream still needs included ("active" to the allocator),
-    the matrix library's workspaces, one for every stream with a product, not. ``queries``: how often the function asked
-    whether something was done.
+    spent waiting in it. ``done_us``: when the last device work ended. ``taken``: device memory. ``calls``: what the
+    function called that the trace does not tell.
     """
 
     ratio: float
@@ -56,11 +56,20 @@ class Run:
     returned_us: float
     blocked_us: float
     done_us: float
-    peak_bytes: int
     trace: Trace
-    streams: dict[str, int] = field(default_factory=dict)   # ids of the streams that the function was given
-    allocations: int = 0                                    # pieces of device memory that it took
-    queries: int = 0
+    streams: dict[str, int]      # ids of the streams that the function was given
+    taken: Taken
+    calls: Calls
+
+    @property
+    def peak_bytes(self) -> int:
+        """Most device memory in use beyond what was there before."""
+        return self.taken.peak_bytes
+
+    @property
+    def allocations(self) -> int:
+        """Pieces of device memory that it took."""
+        return self.taken.pieces
 
 
 @dataclass(frozen=True)
@@ -99,19 +108,15 @@ def run_once(setting: Setting, answer: Answer, ratio: float, numerics: str = "ex
         torch.cuda.synchronize()
         if setting.side:
             torch.cuda.set_stream(simgpu.name(torch.cuda.Stream(), "current stream"))
-        torch.cuda.reset_peak_memory_stats()
-        before, begin, others = torch.cuda.memory_stats()["active_bytes.all.current"], simgpu.clock(), workspaces(gpu)
+        before, begin = mark(gpu), simgpu.clock()
         if setting.start is not None:
             setting.start(state)
-        taken = torch.cuda.memory_stats()["allocation.all.allocated"]
-        result = _call(setting, answer, arguments, ratio, gpu)
+        with watching(gpu) as calls:
+            result = _call(setting, answer, arguments, ratio, gpu)
         returned = simgpu.clock()
-        own = workspaces(gpu)[len(others):]
-        peak = torch.cuda.memory_stats()["active_bytes.all.peak"] - before - sum(own)
-        taken = torch.cuda.memory_stats()["allocation.all.allocated"] - taken - len(own)
+        taken = taken_since(gpu, before)
         trace = window(gpu.trace(), begin)   # before the result is read, which is none of the learner's time
         found = len(gpu.hazards)
-        queries = sum(span.name == "query" and span.start >= begin * 1000 - 1 for span in gpu.machine.host_spans)
         streams = {name: stream.stream_id for name, stream in setting.streams(arguments).items()}
         if setting.reuse:
             take_freed_memory(gpu)
@@ -119,7 +124,7 @@ def run_once(setting: Setting, answer: Answer, ratio: float, numerics: str = "ex
         del result, arguments
         host_us = returned - begin
         return Run(ratio, value, gpu.hazards[:found], gpu.hazards[found:], list(gpu.notes), host_us,
-                   _blocked(trace, host_us), _done(trace), peak, trace, streams, taken, queries)
+                   _blocked(trace, host_us), _done(trace), trace, streams, taken, calls)
 
 
 def _call(setting: Setting, answer: Answer, arguments: tuple[Any, ...], ratio: float, gpu: SimDevice) -> Any:
@@ -215,11 +220,12 @@ def refuse(puzzle: str, ticks: tuple[str, ...], failed: str, why: str, says: str
 
 
 def refute_race(setting: Setting, answer: Answer, runs: list[Run], wanted: Any, ticks: tuple[str, ...],
-                same: Callable[[Any, Any], bool], hint: str | Callable[[Run, Hazard], str] = "") -> None:
+                same: Callable[[Any, Any], bool], hint: str | Callable[[Run, Hazard], str] = "",
+                report: Callable[[Run, Hazard], str] = lambda run, hazard: str(hazard)) -> None:
     """Raise Refused when any run has a hazard, with a run whose numbers are wrong as the witness.
 
     ``hint``: what to say behind the report, where its own suggestion is not the best one for this puzzle; it may be a
-    function of the run and of the hazard that is reported.
+    function of the run and of the hazard that is reported. ``report``: that hazard in words.
     """
     racing = [run for run in runs if run.hazards or run.later]
     if not racing:
@@ -230,8 +236,9 @@ def refute_race(setting: Setting, answer: Answer, runs: list[Run], wanted: Any, 
         witness = run_once(setting, answer, racing[0].ratio, numerics="adversarial")
         how = " and the operations ordered by nothing but your waits"
     hazards = _in_turn(witness) or _in_turn(racing[0])
-    hint = hint if isinstance(hint, str) else hint(witness if _in_turn(witness) else racing[0], hazards[0])
-    says = str(hazards[0])
+    seen = witness if _in_turn(witness) else racing[0]
+    hint = hint if isinstance(hint, str) else hint(seen, hazards[0])
+    says = report(seen, hazards[0])
     if not witness.hazards and not racing[0].hazards:
         what = (": memory that it gave back is still in use, and whoever takes it next gets"
                 if NEXT in says else " to use on the current stream, where the caller goes on:")

@@ -33,14 +33,22 @@ def busy_host(run: Run, goal: Run, calls: int = 1) -> str:
                 f"launched meanwhile. {waiting_words(run)}")
     busy = run.returned_us - run.blocked_us
     says = f"the host is busy for {busy:.0f} µs where {goal.returned_us - goal.blocked_us:.0f} are enough. "
-    if run.queries > goal.queries and busy > 2 * goal.returned_us + 3 * CALLS_US * calls:
+    if run.calls.queries > goal.calls.queries and busy > 2 * goal.returned_us + 3 * CALLS_US * calls:
         return (f"{says}Asking again and again whether something is done keeps it from launching just as waiting does: "
                 "let a *stream* wait.")
     if busy > MORE_LAUNCHES * goal.returned_us + 3 * CALLS_US * calls:
         mine, enough = (sum(lane in DEVICE for lane in one.trace.columns["lane"]) for one in (run, goal))
         return (f"{says}It launches {mine} copies and kernels where {enough} do: every launch takes host time, and a "
-                "copy of many bytes takes no more of it than one of few." if mine > enough else says.rstrip())
+                "copy of many bytes takes no more of it than one of few." if mine > enough else
+                f"{says}{_events(run, goal)}".rstrip())
     return ""
+
+
+def _events(run: Run, goal: Run) -> str:
+    mine, enough = run.calls.events, goal.calls.events
+    if mine <= MORE_LAUNCHES * enough:
+        return ""
+    return f"Events are recorded and waited for {mine} times, where {enough} do: each time takes host time."
 
 
 def skipped_work(run: Run, goal: Run, copied: int, needed: int) -> str:

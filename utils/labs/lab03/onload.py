@@ -24,6 +24,7 @@ from ..device import (
 from ..lab02.data import counting, digest, digest_on_gpu, permutation
 from ..values import shown
 from ..verdict import Verdict
+from ..watching import QUERIES
 from .watch import pin_advice
 
 if TYPE_CHECKING:
@@ -31,7 +32,6 @@ if TYPE_CHECKING:
 
 OLD = 9                  # seed of what buffer holds before
 LAYERS = (5, 1, 2, 24)   # the first one, which shows a race between one layer and the next, at every ratio
-MANY_QUERIES = 1000
 ON_SIDE = 2              # layers of the configuration in which another stream than the default one is current
 EARLIER = {"kernel": 1, "d2d": 1}   # operations that are still queued when the learner's function is called
 DISTURBED = "wrong for an earlier reader of buffer"
@@ -72,7 +72,7 @@ def _run_at(setting: Setting, answer: Answer, ratios: tuple[float, ...]) -> list
     runs: list[Run] = []
     for ratio in ratios:
         runs.append(run_once(setting, answer, ratio))
-        if runs[-1].queries > MANY_QUERIES:
+        if runs[-1].calls.queries > QUERIES:
             break
     return runs
 

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ..check import Answer, Refused
 from ..device import CALLS_US, SLACK, Run, Setting, busy_host, passed, refuse, refute_race, run_once, skipped_work
 from ..lab04.causes import spans_of
-from ..lab04.double import SPARE, hurries, many_launches
+from ..lab04.double import hurries, many_launches
 from ..verdict import Verdict
+from .causes import held_words, last_words, loop_words, peak_words, waited_words, without_void_waits
 from .data import WEIGHT_BYTES, Outcome, Right, part_words, reference
-from .lanes import Key, Shape, first_late, steps_of, who
+from .lanes import Key, Late, Shape, Steps, first_late, steps_of, who
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -23,10 +25,6 @@ TICKS = ("correct", "race-free", "memory", "time")
 ELSEWHERE = ("(In this run another stream than the default one is current. The caller's stream is what "
              "torch.cuda.current_stream() says in the call.)")
 UNMADE = "(The caller is still making x, on the current stream: another stream has to wait for that.)"
-REUSED = ("(A tensor that is dropped while another stream than its own still uses it gives its memory away. The "
-          "buffers that you are given are enough, and stay.)")
-PAGEABLE = (" A copy from or to pageable memory is never asynchronous: the host tensors that you are given are "
-            "pinned, copies of them are not.")
 ORDER = "Is each tensor the one that is meant, at the time when it is read?"
 Cases = tuple[tuple[Any, tuple[float, ...]], ...]   # a configuration, and copy/compute
 
@@ -41,6 +39,9 @@ class Judge(ABC):
     in_time: str
     given: str           # the memory that is to be enough, in words
     instead: str         # of what takes more
+    reused = ("(A tensor that is dropped while another stream than its own still uses it gives its memory away. The "
+              "buffers that you are given are enough, and stay.)")
+    buffers: int         # that are used again and again: the first waits for each of them find nothing to wait for
 
     # --- what a puzzle says of itself
 
@@ -72,6 +73,10 @@ class Judge(ABC):
         """What to say behind a hazard of this puzzle, in addition."""
         return ""
 
+    def because(self, late: Late, steps: Steps, run: Run, case: Any) -> str:
+        """Why a step waits for more than it needs, in words."""
+        return waited_words(late, steps, run)
+
     # --- the course of judgement
 
     def run(self, answer: Answer) -> Verdict:
@@ -81,7 +86,8 @@ class Judge(ABC):
             found, busy = self._runs(case, answer, ratios)
             self._refute_kind(found, case)
             refute_race(self.setting(case), self.program(case, answer), found, Right(), TICKS,
-                        lambda given, _: not given.wrong, partial(self._hint, case=case))
+                        lambda given, _: not given.wrong, partial(self._hint, case=case),
+                        partial(self._report, case=case))
             self._refute_values(found, case)
             self._refute_skipped(found, case)
             runs |= {(case, run.ratio): run for run in found}
@@ -144,10 +150,15 @@ class Judge(ABC):
                     raise self._refuse("correct", f"{part.name} is {part.seen}, {case}",
                                        "Return the output of the last layer, a tensor on the GPU.", run)
 
+    def _report(self, run: Run, hazard: Hazard, case: Any) -> str:
+        """A hazard's report, without the remark on waits for events before their record where those are right."""
+        right = run.calls.void_waits <= self.buffers * getattr(case, "calls", 1)
+        return str(replace(hazard, remark=without_void_waits(hazard.remark)) if right else hazard)
+
     def _hint(self, run: Run, hazard: Hazard, case: Any) -> str:
         hints = [who(run.trace, hazard, self.shape(case)), self.hint(run, hazard, case),
                  UNMADE if hazard.buffer.split(" ")[0] == "x" else "", ELSEWHERE if case.side else "",
-                 REUSED if "was freed" in hazard.remark else "",
+                 self.reused if "was freed" in hazard.remark else "",
                  f"In this run: {case}."]
         return "\n".join(filter(None, hints))
 
@@ -200,17 +211,16 @@ class Judge(ABC):
                                f"current: put them inside `with torch.cuda.stream({stream}):`.", run)
 
     def _judge_memory(self, run: Run, goal: Run, case: Any) -> None:
-        if run.peak_bytes > goal.peak_bytes + SPARE * WEIGHT_BYTES:
-            raise self._refuse("memory", f"{_matrices(run)} at the peak, {case}",
-                               f"Correct, but beside {self.given} there was device memory for {_matrices(run)} at the "
-                               f"peak, where {_matrices(goal)} are enough. {self.instead}", run)
+        found = peak_words(run, goal) or loop_words(run, goal)
+        if found:
+            raise self._refuse("memory", f"{found.why}, {case}",
+                               f"Correct, but beside {self.given} {found.says} {self.instead}", run)
 
     def _judge_time(self, run: Run, goal: Run, case: Any) -> None:
         on = f"{case}, copy/compute {run.ratio:g}"
         if busy := many_launches(run, goal) or busy_host(run, goal):
-            pageable = any(spans_of(run.trace, kind, ("(pageable)",)) for kind in ("h2d", "d2h"))
             raise self._refuse("time", f"the host does not only launch, {on}",
-                               f"Correct, but {busy}" + (PAGEABLE if pageable else ""), run, goal)
+                               f"Correct, but {busy}{held_words(run)}", run, goal)
         if run.done_us > goal.done_us * SLACK + CALLS_US:
             raise self._refuse("time", f"{run.done_us:.0f} µs instead of {goal.done_us:.0f}, {on}",
                                f"Correct, but too slow. {self.why_late(run, case)}", run, goal)
@@ -224,20 +234,17 @@ class Judge(ABC):
         steps = steps_of(run.trace, self.shape(case))
         if isinstance(steps, str):
             return steps
+        if last := last_words(run, steps):
+            return last
         needs: Callable[[Key], Iterable[Key]] = partial(self.needs, case)
-        return (first_late(steps, needs, self.shape(case), getattr(case, "engines", 2) == 1)
-                or "Compare the two timelines: which operation starts later than in the target, and what does it wait "
-                "for?")
+        late = first_late(steps, needs, self.shape(case), getattr(case, "engines", 2) == 1)
+        return f"{late.says}{self.because(late, steps, run, case)}" if late else COMPARE
 
 
 PINS = ("the host tensors are pinned already. Pinning memory takes the host a long time, which the simulated device "
         "does not count")
+COMPARE = "Compare the two timelines: which operation starts later than in the target, and what does it wait for?"
 _goals: dict[str, dict[tuple[Any, float], Run]] = {}
-
-
-def _matrices(run: Run) -> str:
-    count = f"{run.peak_bytes / WEIGHT_BYTES:.2g}"
-    return "1 matrix" if count == "1" else f"{count} matrices"
 
 
 def _moved(run: Run, kind: str, stream: int | None = None) -> int:

@@ -15,8 +15,6 @@ if TYPE_CHECKING:
 TRACE_KINDS = {"load": "h2d", "store": "d2h"}
 PRODUCTS = ("mm", "linear", "matmul", "dot", "einsum")
 COPIES = ("load", "store")
-TOO_MUCH = (" wait_stream waits for everything that was queued in a stream so far: wait for the event of what is "
-            "needed.")
 
 
 class Key(NamedTuple):
@@ -27,6 +25,14 @@ class Key(NamedTuple):
 
 
 Steps = dict[Key, Span]
+
+
+class Late(NamedTuple):
+    """A step that starts later than it could, in words, and the one whose end it waited for, where that is known."""
+
+    key: Key
+    cause: Key | None
+    says: str
 
 
 class Shape(NamedTuple):
@@ -63,8 +69,9 @@ def _grouped(spans: list[Span], per_layer: int) -> list[Span] | None:
     return [Span(group[0].start, group[-1].end, group[0].stream, group[0].queued, group[0].index) for group in groups]
 
 
-def first_late(steps: Steps, needs: Callable[[Key], Iterable[Key]], shape: Shape, one_engine: bool = False) -> str:
-    """The first step that could have started earlier, and what it waited for instead; "" when there is none."""
+def first_late(steps: Steps, needs: Callable[[Key], Iterable[Key]], shape: Shape,
+               one_engine: bool = False) -> Late | None:
+    """The first step that could have started earlier, and what it waited for instead."""
     shortest = min(span.end - span.start for span in steps.values())
     for least in (max(LEAST_US, 0.8 * shortest), LEAST_US):   # a large loss is named before a small one
         for key, span in sorted(steps.items(), key=lambda item: item[1].start):
@@ -75,33 +82,40 @@ def first_late(steps: Steps, needs: Callable[[Key], Iterable[Key]], shape: Shape
                                     if at != key and at.kind in COPIES and other.start < span.start)])
             if span.start > free + least:
                 return _late(steps, key, free, needed, shape)
-    return ""
+    return None
 
 
-def _late(steps: Steps, key: Key, free: float, needed: list[Key], shape: Shape) -> str:
+def _late(steps: Steps, key: Key, free: float, needed: list[Key], shape: Shape) -> Late:
     span, name = steps[key], shape.words(key)
     name, lost = name[0].upper() + name[1:], f"{span.start - free:.0f} µs"
     need = " and ".join(map(shape.words, needed))
     if span.queued > free + LEAST_US and span.start - span.queued < LEAST_US:
-        return f"{name} is queued only {lost} after it could have started" + (f": it needs {need}." if need else ".")
+        says = f"{name} is queued only {lost} after it could have started"
+        return Late(key, None, says + (f": it needs {need}." if need else "."))
     causes = [at for at, other in steps.items() if at != key and free < other.end <= span.start + TOUCH_US]
     if not causes:
-        return f"{name} starts {lost} later than it could" + (f": it needs {need}." if need else ": it needs nothing.")
+        says = f"{name} starts {lost} later than it could"
+        return Late(key, None, says + (f": it needs {need}." if need else ": it needs nothing."))
     cause = max(causes, key=lambda at: steps[at].end)
     same = " (both are in one stream)" if steps[cause].stream == span.stream else ""
     says = f"{name} starts only after {shape.words(cause)}{same}, {lost} later than it could. "
-    says += f"It needs {need}, no more." if need else "It needs nothing."
-    return says + ("" if same else TOO_MUCH)
+    return Late(key, cause, says + (f"It needs {need}, no more." if need else "It needs nothing."))
 
 
 def who(trace: Trace, hazard: Hazard, shape: Shape, extra: Mapping[int, str] | None = None) -> str:
     """Which steps the two operations of a hazard belong to, in words; "" where that is not certain of both."""
     if "was freed" in hazard.remark:   # other memory: counting tells nothing
         return ""
-    names = _names(trace, shape) | dict(extra or {})
+    names = {index: piece + shape.words(key) for index, (key, piece) in _keys(trace, shape).items()} | dict(extra or {})
     sides = [side for side in (hazard.first, hazard.second) if side.stream != "host"]
     told = [_told(side, names, trace) for side in sides]
     return f"({', '.join(told)}.)" if told and all(told) else ""
+
+
+def steps_in(trace: Trace, hazard: Hazard, shape: Shape) -> list[Key]:
+    """The steps that the two operations of a hazard belong to, as far as that is certain."""
+    keys = _keys(trace, shape)
+    return [keys[side.index][0] for side in (hazard.first, hazard.second) if side.index in keys]
 
 
 def _told(side: Access, names: Mapping[int, str], trace: Trace) -> str:
@@ -111,24 +125,25 @@ def _told(side: Access, names: Mapping[int, str], trace: Trace) -> str:
     return f"#{side.index} is the caller, who reads the result" if links and side.index > max(links) else ""
 
 
-def _names(trace: Trace, shape: Shape) -> dict[int, str]:
-    """Steps by the numbers of their operations, of kinds of which there are as many as there should be."""
-    names: dict[int, str] = {}
+def _keys(trace: Trace, shape: Shape) -> dict[int, tuple[Key, str]]:
+    """Steps by the numbers of their operations, and whether one is a piece, in words; only of kinds of which there are
+    as many as there should be."""
+    keys: dict[int, tuple[Key, str]] = {}
     for kind, count in shape.counts.items():
         spans = sorted(found(trace, shape, kind), key=lambda span: span.index)   # as they were launched
         if kind in COPIES:
-            names |= _copy_names(spans, kind, count, shape)
+            keys |= _copy_keys(spans, kind, count)
         elif len(spans) == count * shape.per_layer:
-            names |= {span.index: shape.words(Key(kind, at // shape.per_layer)) for at, span in enumerate(spans)}
-    return names
+            keys |= {span.index: (Key(kind, at // shape.per_layer), "") for at, span in enumerate(spans)}
+    return keys
 
 
-def _copy_names(spans: list[Span], kind: str, count: int, shape: Shape) -> dict[int, str]:
+def _copy_keys(spans: list[Span], kind: str, count: int) -> dict[int, tuple[Key, str]]:
     if whole(spans) is None or sum(span.bytes for span in spans) != count * WEIGHT_BYTES:
         return {}
-    names, moved = {}, 0
+    keys, moved = {}, 0
     for span in spans:
         piece = "" if span.bytes == WEIGHT_BYTES else "a piece of "
-        names[span.index] = piece + shape.words(Key(kind, moved // WEIGHT_BYTES))
+        keys[span.index] = Key(kind, moved // WEIGHT_BYTES), piece
         moved += span.bytes
-    return names
+    return keys

@@ -12,7 +12,7 @@ from ..lab04.data import batch, changed, digest_of, expected, layer
 from ..verdict import Verdict
 from .data import WIDTH, Outcome, host_part, on_gpu, outputs, part_of, stale, stale_value, two_engines
 from .judge import Judge, stream_names
-from .lanes import Key, Shape
+from .lanes import Key, Shape, steps_in
 
 if TYPE_CHECKING:
     from ...simgpu import Hazard
@@ -53,6 +53,7 @@ class StoreEach(Judge):
     picture = (Case(5), 1.0)
     in_memory = "nothing beside the two staging buffers"
     in_time = "k + (L - 1) max + s, and the host only launches"
+    buffers = STAGING
     given = "the two staging buffers"
     instead = "A product can write into a buffer, torch.mm(x, weight, out=staging[slot]), and its store reads it there."
 
@@ -84,6 +85,9 @@ class StoreEach(Judge):
     def hint(self, run: Run, hazard: Hazard, case: Case) -> str:
         if "host[" in hazard.buffer:
             return "(The caller waits for the current stream and for storing, and then reads host.)"
+        steps = steps_in(run.trace, hazard, self.shape(case))
+        if len(steps) == 2 and steps[0].kind != steps[1].kind and (steps[0].number - steps[1].number) % STAGING:
+            return TURNS
         return ""
 
     def wrong_value(self, run: Run, case: Case) -> str:
@@ -95,6 +99,10 @@ class StoreEach(Judge):
             if seen == stale_value(i):
                 return f"host[{i}] holds what it held before the call: it was never written."
         return "Does every store read the buffer that its layer wrote, and before another layer writes it?"
+
+
+TURNS = ("(If the buffers take turns, and each store reads the one that its own product has written, these two have "
+         "nothing in common: is it the right buffer that is written, and the right one that is stored?)")
 
 
 def _words(key: Key) -> str:

@@ -12,10 +12,11 @@ from ..defaults import usual_defaults
 from ..device import RATIOS, Run, Setting
 from ..lab04.causes import products, spans_of
 from ..lab04.data import FLOPS, ROWS, batch, digest_of, expected, layer
+from ..lab04.double import SPARE
 from ..verdict import Verdict
 from .data import WEIGHT_BYTES, Outcome, digest_on_host, part_of, two_engines
 from .judge import Judge, stream_names
-from .lanes import Key, Shape, who
+from .lanes import Key, Late, Shape, Steps, who
 
 if TYPE_CHECKING:
     from ...simgpu import Hazard
@@ -41,10 +42,9 @@ class Case:
         says = f"{count} and {self.free} free for {self.second} (rounds {self.rounds[0]} and {self.rounds[1]})"
         return f"{says} on another stream" if self.side else says
 
-    @property
-    def moved(self) -> int:
-        """Layers of the second model for which a layer of the first has to go."""
-        return max(0, self.second - self.free)
+    def slot(self, number: int) -> str:
+        """A slot by its number, in words; those of ``free`` come first."""
+        return f"free[{number}]" if number < self.free else f"first[{number - self.free}]"
 
 
 @dataclass
@@ -54,6 +54,16 @@ class Kept:
     case: Case
     x: Any
     second: list[Any]
+    slots: list[Any]
+
+
+@dataclass(frozen=True)
+class Swapped(Outcome):
+    """What a run leaves, and in which slot each layer of the second model is, where it is in one."""
+
+    slots: tuple[int | None, ...] = ()
+
+    __repr__ = Outcome.__repr__
 
 
 @lru_cache(maxsize=64)
@@ -74,8 +84,11 @@ class Swap(Judge):
              (Case(6, 1, 4, (2, 3)), FEW), (Case(3, 2, 2, (1, 2)), FEW), (Case(1, 1, 2, (2, 2)), FEW),
              (Case(2, 1, 3, (1, 2)), (1.0,)), (Case(24, 3, 24, (2, 1)), (0.5,)), (Case(5, 1, 6, side=True), FEW))
     picture = (Case(5, 1, 5), 1.0)
-    in_memory = "nothing beside first, free and the outputs of layers"
+    in_memory = "nothing beside first, free and two outputs of layers at a time"
     in_time = "the loads lie under the first model's products, and the host only launches"
+    buffers = 0
+    reused = ("(second lies in memory of its own beside first: copy it into the matrices of free and first, which "
+              "stay, and nothing is given back.)")
     given = "the matrices that you were given"
     instead = ("The second model goes into free and, layer by layer, into first; an output is read by the next product "
                "alone.")
@@ -95,7 +108,7 @@ class Swap(Judge):
         free = [simgpu.name(layer(80 + i).to("cuda"), f"free[{i}]") for i in range(case.free)]   # old contents
         second = [simgpu.name(layer(SECOND + j).clone().pin_memory(), f"second[{j}]") for j in range(case.second)]
         copying = simgpu.name(torch.cuda.Stream(), "copying")
-        return (x, first, free, list(second), case.rounds, copying), Kept(case, x, second)
+        return (x, first, free, list(second), case.rounds, copying), Kept(case, x, second, [*free, *first])
 
     def shape(self, case: Case) -> Shape:
         first = case.layers * case.rounds[0]
@@ -118,6 +131,8 @@ class Swap(Judge):
         return (before, Key("load", later)) if 0 <= later < case.second else (before,)
 
     def hint(self, run: Run, hazard: Hazard, case: Case) -> str:
+        if "was freed" in hazard.remark:   # other memory
+            return ""
         if hazard.kind == "WAR" or "of the first model" in who(run.trace, hazard, self.shape(case)):
             return ("(A slot of the first model is free when its product in the *last* round has ended: not before, "
                     "and not when another slot's has.)")
@@ -134,15 +149,31 @@ class Swap(Judge):
         return (f"From the first product to the last there are {exposed_us(run, case):.0f} µs without a product, the "
                 f"exposed time of the swap. {super().why_late(run, case)}")
 
+    def because(self, late: Late, steps: Steps, run: Run, case: Case) -> str:
+        """The load's slot, where it is one that becomes free later than another."""
+        if late.key.kind == "load":
+            slot = run.value.slots[late.key.number]
+            if slot is not None and slot > late.key.number:   # slots are numbered as they become free
+                return (f" It goes into {case.slot(slot)}, and {case.slot(late.key.number)} is free before that: load "
+                        "into the slots in the order in which they become free.")
+            if late.key.number < case.free:
+                return (f" It could go into {case.slot(late.key.number)} at once: queue what goes into free before the "
+                        "first product.")
+        return super().because(late, steps, run, case)
+
     def extra_copies(self, run: Run, goal: Run, case: Case) -> str:
-        if spans_of(run.trace, "d2h"):
+        if _bytes(run, "d2h") >= WEIGHT_BYTES:
             return ("The GPU copies to the host. The first model's layers do not change, and the host has them "
                     "already: a slot is given up by overwriting it.")
-        loaded = sum(span.bytes for span in spans_of(run.trace, "h2d"))
-        if loaded > case.second * WEIGHT_BYTES:
-            return (f"{loaded / WEIGHT_BYTES:g} layers are loaded, where the second model has {case.second}. Each is "
+        loaded = _bytes(run, "h2d")
+        if loaded >= (case.second + SPARE) * WEIGHT_BYTES:
+            return (f"{loaded / WEIGHT_BYTES:.3g} layers are loaded, where the second model has {case.second}. Each is "
                     "loaded once and stays in its slot for all rounds.")
         return ""
+
+
+def _bytes(run: Run, kind: str) -> int:
+    return sum(span.bytes for span in spans_of(run.trace, kind))
 
 
 def exposed_us(run: Run, case: Case) -> float:
@@ -161,7 +192,15 @@ def _read(result: Any, kept: Kept) -> Outcome:
     touched = "x" if digest_of(kept.x) != expected(1, ROWS, 0) else ""
     if any(not bool((given == layer(SECOND + j)).all()) for j, given in enumerate(kept.second)):
         touched = "second"
-    return Outcome(parts, touched)
+    return Swapped(parts, touched, slots=_slots(kept))
+
+
+def _slots(kept: Kept) -> tuple[int | None, ...]:
+    """Where each layer of the second model is; the first rows are enough to tell layers from each other."""
+    rows = [slot[0].cpu() for slot in kept.slots]
+    found = [[at for at, row in enumerate(rows) if bool((row == layer(SECOND + j)[0]).all())]
+             for j in range(kept.case.second)]
+    return tuple(at[0] if len(at) == 1 else None for at in found)
 
 
 def judge_swap(answer: Answer) -> Verdict:

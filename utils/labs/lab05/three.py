@@ -15,7 +15,7 @@ from ..lab04.data import batch, changed, digest_of, expected, layer
 from ..verdict import Verdict
 from .data import WIDTH, Outcome, digest_on_host, host_part, on_gpu, one_engine, part_of, two_engines
 from .judge import Judge, stream_names
-from .lanes import Key, Shape
+from .lanes import Key, Late, Shape, Steps
 
 if TYPE_CHECKING:
     from ...simgpu import Hazard
@@ -79,10 +79,11 @@ class ThreeLanes(Judge):
              (Case(24), (1.0,)), *((Case(layers, calls=2), FEW) for layers in (4, 5)), (Case(1, calls=2), (1.0,)),
              (Case(5, side=True), FEW), (Case(7, engines=1), FEW))
     picture = (Case(8), 1.0)
-    in_memory = "nothing beside the three slots and what the layers return"
+    in_memory = "nothing beside the three slots and two outputs of layers at a time"
     in_time = "three lanes at once, and the host only launches"
+    buffers = SLOTS
     given = "the three slots"
-    instead = "Everything goes through the slots, and one that was stored is free again."
+    instead = "Everything goes through the slots, and an output is read by the next layer alone."
 
     def setting(self, case: Case) -> Setting:
         profile = one_engine() if case.engines == 1 else two_engines()
@@ -146,10 +147,14 @@ class ThreeLanes(Judge):
         return ""
 
     def why_late(self, run: Run, case: Case) -> str:
-        if run.value.buffers < min(SLOTS, case.layers):
-            return (f"{run.value.buffers} of the {SLOTS} slots are used, so that no layer can be loaded, another "
-                    f"computed and a third stored at the same time. {super().why_late(run, case)}")
+        used = run.value.buffers
+        if used < min(SLOTS, case.layers):
+            return (f"{used} of the {SLOTS} slots {'is' if used == 1 else 'are'} used, so that no layer can be loaded, "
+                    f"another computed and a third stored at the same time. {super().why_late(run, case)}")
         return super().why_late(run, case)
+
+    def because(self, late: Late, steps: Steps, run: Run, case: Case) -> str:
+        return super().because(late, steps, run, case) if run.value.buffers >= min(SLOTS, case.layers) else ""
 
     def wrong_value(self, run: Run, case: Case) -> str:
         results, history = right_values(case.layers, case.calls)

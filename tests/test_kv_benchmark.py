@@ -1,6 +1,7 @@
 """benchmarks/kv_offload.py on the simulated device: what it measures, and how it is judged."""
 
 import json
+from pathlib import Path
 
 import pytest
 import torch
@@ -187,7 +188,8 @@ def test_limits(changes, states):
 def test_limits_of_failures_and_pictures():
     row = {"shape": "A", "failed_steps": [2, 4], "wrong": {"scores": 0, "tokens": 0}}
     failures = [row, row | {"failed_steps": [2]}, row | {"wrong": {"scores": 1, "tokens": 0}}]
-    picture = {"shape": "A", "trace_peak_bytes": 1005, "allocator_peak_bytes": 1000, "requested_peak_bytes": 1000, "budget_bytes": 1000}
+    picture = {"shape": "A", "trace_peak_bytes": 1005, "allocator_peak_bytes": 1000, "requested_peak_bytes": 1000,
+               "budget_bytes": 1000}
     pictures = [picture, picture | {"trace_peak_bytes": 1020}, picture | {"budget_bytes": 999},
                 {"shape": "A", "error": "x"}]
     found = kv_offload_tables.targets({"cases": [], "failures": failures, "pictures": pictures})
@@ -202,3 +204,27 @@ def test_tables_have_a_row_for_every_case(result):
         assert f"| {case['shape']}, {case['chunk']} | {case[PREFILL]['steps']} |" in tables[1]
         assert f"{case[PREFILL]['over_bound']['mean']:.4f}" in tables[1]
     assert all(len({line.count("|") for line in table.splitlines()}) == 1 for table in tables)
+
+
+# ---- what is recorded
+
+BENCHMARKS = Path(__file__).resolve().parents[1] / "benchmarks"
+RECORDED = ("kv_offload_h200.json", "kv_offload_h200_first.json")
+
+
+def recorded(name):
+    return json.loads((BENCHMARKS / "results" / name).read_text())
+
+
+def test_the_page_has_the_recorded_tables():
+    page = (BENCHMARKS / "README.md").read_text(encoding="utf-8")
+    first = list(kv_offload_tables.tables(recorded(RECORDED[1])))
+    for table in [*kv_offload_tables.tables(recorded(RECORDED[0])), first[1], first[2], first[-1]]:
+        assert table in page, table
+
+
+@pytest.mark.parametrize("name", RECORDED)
+def test_recorded_limits_follow_from_the_recorded_times(name):
+    result = recorded(name)
+    assert result["machine"]["gpu"] == "NVIDIA H200"
+    assert result["targets"] == kv_offload_tables.targets(result)

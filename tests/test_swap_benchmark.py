@@ -1,6 +1,7 @@
 """benchmarks/two_models.py on the simulated device: what it measures, and how it is judged."""
 
 import json
+from pathlib import Path
 
 import pytest
 import torch
@@ -168,3 +169,27 @@ def test_tables_have_a_row_for_every_way(result):
     for table, case in zip(tables, result["cases"], strict=True):
         assert [line.split(" | ")[0].strip("| ") for line in table.splitlines()[2:]] == list(case["ways"])
         assert len({line.count("|") for line in table.splitlines()}) == 1
+
+
+# ---- what is recorded
+
+BENCHMARKS = Path(__file__).resolve().parents[1] / "benchmarks"
+RECORDED = ("two_models_h200.json", "two_models_h200_16384.json")
+
+
+def recorded(name):
+    return json.loads((BENCHMARKS / "results" / name).read_text())
+
+
+def test_the_page_has_the_recorded_tables():
+    page = (BENCHMARKS / "README.md").read_text(encoding="utf-8")
+    for name in RECORDED:
+        for table in two_models_tables.tables(recorded(name)):
+            assert table in page, table
+
+
+@pytest.mark.parametrize("name", RECORDED)
+def test_recorded_limits_follow_from_the_recorded_times(name):
+    result = recorded(name)
+    assert result["machine"]["gpu"] == "NVIDIA H200"
+    assert result["targets"] == two_models_tables.targets(result)

@@ -232,4 +232,4 @@ def test_both_runs_are_made(monkeypatch, gpu, flag):
     calls = []
     status = testing.run(Path("py"), [], lambda command, more: calls.append((command, more)) or len(calls) - 1)
     assert status == 1 and [command[3] for command, _ in calls] == ["tests", flag]
-    assert all(more == {"COURSE_FIXED_OUTPUTS": "1"} for _, more in calls)
+    assert all(more == {"COURSE_FIXED_OUTPUTS": "1", "OMP_NUM_THREADS": "1"} for _, more in calls)

@@ -75,9 +75,11 @@ def run(python: Path, arguments: list[str], call: Callable[[list[str], Mapping[s
     options, tests, notebooks = split(arguments)
     strict = not has_usable_gpu(python, Path(__file__).resolve().parents[2])
     statuses = []
+    more = {"COURSE_FIXED_OUTPUTS": "1",
+            "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}   # workers share the cores, products are small
     for name, pytest_arguments in runs(options, tests, notebooks, strict):
         say(f"== {name}: pytest {' '.join(pytest_arguments)}")
-        statuses.append(call([str(python), "-m", "pytest", *pytest_arguments], {"COURSE_FIXED_OUTPUTS": "1"}))
+        statuses.append(call([str(python), "-m", "pytest", *pytest_arguments], more))
         if statuses[-1] == 2:       # interrupted
             break
     return outcome(statuses)

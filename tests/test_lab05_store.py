@@ -264,6 +264,7 @@ WRONG = [
     (stores(each=lambda out: (out.sum().item(), out)[1]), "or one that gives a value to the host, makes the host wait"),
     (stores(copy=columns), "is not asynchronous even with non_blocking=True: copy rows."),
     (a_long_kernel_elsewhere, "All steps are over at"),
+    (stores(each=lambda out: (time.sleep(0.01), out)[1]), "of these it sleeps: no need to give the GPU time."),
     (thousands_of_events, "Events are recorded and waited for"),
     (stores(stored=lambda i: i), "that wait did nothing"),
     (one_buffer, "is it the right buffer that is written, and the right one that is stored?"),

@@ -131,6 +131,13 @@ def drops_what_lies_beside(x, first, free, second, rounds, copying):
     return x
 
 
+def gives_the_first_model_back(x, first, free, second, rounds, copying):
+    y = SOLUTION.swap(x, first, free, second, rounds, copying)
+    first.clear()
+    free.clear()
+    return y
+
+
 def shares_outputs(x, first, free, second, rounds, copying):
     def product(x, weight):
         y = x @ weight
@@ -253,6 +260,7 @@ WRONG = [
     (swaps(order=lambda first, free: [*first, *free]), "The load of second["),
     (swaps(order=lambda first, free: [*free, *first[::-1]]), "It goes into first[4], and first[0] is free before that"),
     (all_loads_waited_for, "Product 0 in round 1 of the second model starts only after the load of second["),
+    (gives_the_first_model_back, "memory that was given back"),
     (drops_what_lies_beside, "second lies in memory of its own beside first"),
     (beside_the_first, "beside the matrices that you were given there was device memory for"),
     (saved_first, "The first model's layers do not change, and the host has them already"),

@@ -300,7 +300,7 @@ def test_streams_that_waited_for_streams():
         one.wait_stream(other)
         third.wait_event(one.record_event())
         torch.cuda._sleep(1)
-        one.wait_stream(third)
+        one.wait_stream(stream=third)
     assert [wait[:2] for wait in calls.waits] == [(one.stream_id, other.stream_id), (one.stream_id, third.stream_id)]
     assert calls.waits[0].at < calls.waits[1].at
 

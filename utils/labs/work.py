@@ -33,9 +33,12 @@ def busy_host(run: Run, goal: Run, calls: int = 1) -> str:
                 f"launched meanwhile. {waiting_words(run)}")
     busy = run.returned_us - run.blocked_us
     says = f"the host is busy for {busy:.0f} µs where {goal.returned_us - goal.blocked_us:.0f} are enough. "
-    if run.calls.queries > goal.calls.queries and busy > 2 * goal.returned_us + 3 * CALLS_US * calls:
+    idle = busy > 2 * goal.returned_us + 3 * CALLS_US * calls
+    if idle and run.calls.queries > goal.calls.queries:
         return (f"{says}Asking again and again whether something is done keeps it from launching just as waiting does: "
                 "let a *stream* wait.")
+    if idle and run.calls.slept_us > busy / 2:
+        return f"{says}For {run.calls.slept_us:.0f} µs of these it sleeps: no need to give the GPU time."
     if busy > MORE_LAUNCHES * goal.returned_us + 3 * CALLS_US * calls:
         mine, enough = (sum(lane in DEVICE for lane in one.trace.columns["lane"]) for one in (run, goal))
         return (f"{says}It launches {mine} copies and kernels where {enough} do: every launch takes host time, and a "

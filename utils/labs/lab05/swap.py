@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
@@ -54,7 +55,7 @@ class Kept:
     case: Case
     x: Any
     second: list[Any]
-    slots: list[Any]
+    slots: list[Any]   # weak references: who gives the matrices back gives them back
 
 
 @dataclass(frozen=True)
@@ -108,7 +109,8 @@ class Swap(Judge):
         free = [simgpu.name(layer(80 + i).to("cuda"), f"free[{i}]") for i in range(case.free)]   # old contents
         second = [simgpu.name(layer(SECOND + j).clone().pin_memory(), f"second[{j}]") for j in range(case.second)]
         copying = simgpu.name(torch.cuda.Stream(), "copying")
-        return (x, first, free, list(second), case.rounds, copying), Kept(case, x, second, [*free, *first])
+        kept = Kept(case, x, second, [weakref.ref(matrix) for matrix in (*free, *first)])
+        return (x, first, free, list(second), case.rounds, copying), kept
 
     def shape(self, case: Case) -> Shape:
         first = case.layers * case.rounds[0]
@@ -197,8 +199,8 @@ def _read(result: Any, kept: Kept) -> Outcome:
 
 def _slots(kept: Kept) -> tuple[int | None, ...]:
     """Where each layer of the second model is; the first rows are enough to tell layers from each other."""
-    rows = [slot[0].cpu() for slot in kept.slots]
-    found = [[at for at, row in enumerate(rows) if bool((row == layer(SECOND + j)[0]).all())]
+    rows = {at: slot()[0].cpu() for at, slot in enumerate(kept.slots) if slot() is not None}
+    found = [[at for at, row in rows.items() if bool((row == layer(SECOND + j)[0]).all())]
              for j in range(kept.case.second)]
     return tuple(at[0] if len(at) == 1 else None for at in found)
 

@@ -75,8 +75,9 @@ class ThreeLanes(Judge):
     """Loads on ``loading``, layers on the current stream, stores on ``storing``."""
 
     puzzle = PUZZLE
-    cases = ((Case(5), RATIOS), (Case(8), RATIOS), *((Case(layers), FEW) for layers in (1, 2, 3, 4)),
-             (Case(24), (1.0,)), *((Case(layers, calls=2), FEW) for layers in (4, 5)), (Case(1, calls=2), (1.0,)),
+    cases = ((Case(5), RATIOS), (Case(8), (0.5, 1.0, 2.0)), (Case(4), FEW),
+             *((Case(layers), (1.0,)) for layers in (1, 2, 3, 24)),
+             *((Case(layers, calls=2), FEW) for layers in (4, 5)), (Case(1, calls=2), (1.0,)),
              (Case(5, side=True), FEW), (Case(7, engines=1), FEW))
     picture = (Case(8), 1.0)
     in_memory = "nothing beside the three slots and two outputs of layers at a time"

@@ -392,7 +392,8 @@ def on_another_compute_stream(x, layers, kv_host, slots, loading, storing):
     return x
 
 
-RIGHT = [lanes(), one_layer_ahead, per_layer, three_ahead, lanes(load=halves, store=halves), on_another_compute_stream,
+RIGHT = [lanes(), lanes(finish=lambda x: x.clone()), one_layer_ahead, per_layer, three_ahead,
+         lanes(load=halves, store=halves), on_another_compute_stream,
          lanes(slot=lambda i: 2 - i % 3),
          lanes(begin=lambda loading, storing: (loading.wait_stream(storing), storing.wait_stream(loading)))]
 

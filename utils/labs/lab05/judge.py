@@ -73,6 +73,10 @@ class Judge(ABC):
         """What to say behind a hazard of this puzzle, in addition."""
         return ""
 
+    def allowed(self, case: Any) -> int:
+        """Bytes of outputs at a time that the text allows, also where the worked answer has fewer."""
+        return 0
+
     def because(self, late: Late, steps: Steps, run: Run, case: Any) -> str:
         """Why a step waits for more than it needs, in words."""
         return waited_words(late, steps, run)
@@ -211,7 +215,7 @@ class Judge(ABC):
                                f"current: put them inside `with torch.cuda.stream({stream}):`.", run)
 
     def _judge_memory(self, run: Run, goal: Run, case: Any) -> None:
-        found = peak_words(run, goal) or loop_words(run, goal)
+        found = peak_words(run, goal, self.allowed(case)) or loop_words(run, goal)
         if found:
             raise self._refuse("memory", f"{found.why}, {case}",
                                f"Correct, but beside {self.given} {found.says} {self.instead}", run)

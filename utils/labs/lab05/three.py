@@ -13,7 +13,7 @@ from ..defaults import usual_defaults
 from ..device import GEMM_FLOPS, RATIOS, Run, Setting
 from ..lab04.data import batch, changed, digest_of, expected, layer
 from ..verdict import Verdict
-from .data import WIDTH, Outcome, digest_on_host, host_part, on_gpu, one_engine, part_of, two_engines
+from .data import WEIGHT_BYTES, WIDTH, Outcome, digest_on_host, host_part, on_gpu, one_engine, part_of, two_engines
 from .judge import Judge, stream_names
 from .lanes import Key, Late, Shape, Steps
 
@@ -146,6 +146,9 @@ class ThreeLanes(Judge):
         if "slots[" in hazard.buffer and hazard.kind != "RAW":
             return "(A slot is free when its KV is stored, not when its layer is done.)"
         return ""
+
+    def allowed(self, case: Case) -> int:
+        return (2 + case.calls - 1) * WEIGHT_BYTES   # the caller keeps the results of the calls before
 
     def why_late(self, run: Run, case: Case) -> str:
         used = run.value.buffers

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks import kv_offload, kv_offload_checks, kv_offload_tables
+from benchmarks import kv_offload, kv_offload_cases, kv_offload_checks, kv_offload_tables
 from benchmarks.kv_offload_cases import Case
 from benchmarks.kv_offload_link import Directions
 from benchmarks.kv_offload_steps import (
@@ -204,6 +204,11 @@ def test_tables_have_a_row_for_every_case(result):
         assert f"| {case['shape']}, {case['chunk']} | {case[PREFILL]['steps']} |" in tables[1]
         assert f"{case[PREFILL]['over_bound']['mean']:.4f}" in tables[1]
     assert all(len({line.count("|") for line in table.splitlines()}) == 1 for table in tables)
+
+
+@pytest.mark.parametrize("values, expected", [([1, 2, 3, 4], [3, 7]), ([1, 2], [1, 2]), ([1, 2, 3, 4, 5], [1, 2, 3, 4, 5])])
+def test_repeats_are_judged_in_pairs(values, expected):
+    assert kv_offload_cases.in_pairs(values) == expected
 
 
 # ---- what is recorded

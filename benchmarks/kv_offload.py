@@ -6,8 +6,8 @@
 For each shape and chunk size: prefill in chunks, then some tokens one by one, back to back. In each repeat the rates
 of the link are measured, then the windows of the programs follow in turn; the bound of a step is the larger of the
 resident one's time and that of its copies at the rates of that repeat. The first two steps of prefill and of decode are
-cold and are not judged. On an H200 the window that comes first in a repeat was 2 to 5 % slower, so the order alternates and
-a ratio is taken within each pair of repeats; its interval is Student's 95 % over the pairs.
+cold and are not judged. On an H200 the window that comes first in a repeat was 2 to 5 % slower, so the order alternates
+and a ratio is taken within each pair of repeats; its interval is Student's 95 % over the pairs.
 """
 
 from __future__ import annotations

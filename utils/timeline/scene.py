@@ -16,14 +16,14 @@ from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
-from matplotlib.patches import Patch
 from numpy.typing import NDArray
 
 from .collapse import collapse
 from .graph_layout import GraphView, graph_height
 from .graph_picture import graph_artists
-from .kinds import CRITICAL, GAP, INK, KINDS, PAPER
+from .kinds import INK, PAPER
 from .lanes import DPI, FONT, Scale, bar_artists, draw_frame, panel_height, text_artist
+from .legend import legend_handles, legend_lines
 from .memory import memory_line
 from .memory_picture import draw_memory_frame, memory_artists, memory_gutter, memory_handles
 from .model import Panel
@@ -36,6 +36,7 @@ RIGHT_IN, EDGE_IN = 0.25, 0.10
 LINE_IN, TITLE_IN = 0.20, 0.24      # a line of text, the title
 AXIS_IN = 0.26          # tick labels
 LEGEND_IN, LEGEND_LINE_IN = 0.30, 0.22      # the first line and its margin, a further line
+LEGEND_WIDTH_IN = WIDTH_IN - 2 * EDGE_IN
 GAP_IN = 0.10           # between panels
 TITLE_POINTS = 10.5
 STICKY_SHARE = 0.4      # a sticky axis stays while the run fills at least this share of it
@@ -158,19 +159,11 @@ class Stage:
                                      transform=self.figure.transFigure, **style))
 
     def _draw_legend(self, scene: Scene, top: float) -> None:
-        handles = [Patch(facecolor=KINDS[code].colour, edgecolor=INK, linewidth=0.7, hatch=KINDS[code].hatch or None,
-                         label=KINDS[code].word) for code in _codes(scene)]
-        if _has_critical(scene):
-            paths = any(panel.path for panel in scene.panels) or scene.graph
-            handles.append(Patch(facecolor="none", edgecolor=CRITICAL, linewidth=2.2,
-                                 label="critical path" if paths else "outlined"))
-        if any(starts.size for panel in scene.panels for starts, _ in panel.gaps.values()):
-            handles.append(Patch(facecolor=GAP, edgecolor="none", label="idle"))
-        if any(collapse(panel, self._window, self._scale.pixels)[1].share.size for panel in scene.panels):
-            handles.append(Patch(facecolor="#999999", label="uneven blocks: many short spans, height = busy"))
+        uneven = any(collapse(panel, self._window, self._scale.pixels)[1].share.size for panel in scene.panels)
         top += AXIS_IN if scene.panels else 0
         memories = [panel.memory for panel in scene.panels if panel.memory]
-        for entries in (handles, memory_handles(memories) if memories else []):
+        lines = legend_lines(legend_handles(scene.panels, scene.graph, uneven), LEGEND_WIDTH_IN)
+        for entries in [*lines, memory_handles(memories) if memories else []]:
             if entries:
                 self.figure.legend(
                     handles=entries, loc="upper left", bbox_to_anchor=(0.004, 1 - top / self._height),
@@ -221,19 +214,11 @@ def _gutter(scene: Scene) -> float:
     return min(max(widths, default=0.0), 2.4) + EDGE_IN + 0.14
 
 
-def _codes(scene: Scene) -> list[int]:
-    codes = {int(code) for panel in scene.panels for code in np.unique(panel.kind)}
-    return sorted(codes | (set(scene.graph.kinds) if scene.graph else set()))
-
-
-def _has_critical(scene: Scene) -> bool:
-    return any(panel.critical.any() for panel in scene.panels) or bool(scene.graph and scene.graph.path)
-
-
 def scene_height(scene: Scene) -> float:
     """Height of the picture in inches."""
     rows = sum(row.height + row.above for row in _rows(scene, scene.window))
     below = LEGEND_IN + (AXIS_IN if scene.panels else 0)
+    below += LEGEND_LINE_IN * (len(legend_lines(legend_handles(scene.panels, scene.graph, True), LEGEND_WIDTH_IN)) - 1)
     below += LEGEND_LINE_IN if any(panel.memory for panel in scene.panels) else 0.0
     return max(2 * EDGE_IN + (TITLE_IN if scene.title else 0.0) + rows + below, scene.height_in)
 
@@ -251,7 +236,8 @@ def _frame_key(scene: Scene, window: tuple[float, float]) -> Hashable:
                     any(starts.size for starts, _ in panel.gaps.values()), _memory_key(panel))
                    for panel in scene.panels)
     graph = (len(scene.graph.places), graph_height(scene.graph)) if scene.graph else None
-    return (window, scene.title, panels, graph, tuple(_codes(scene)), _has_critical(scene), scene.height_in)
+    legend = legend_handles(scene.panels, scene.graph, uneven=False)
+    return (window, scene.title, panels, graph, tuple(handle.get_label() for handle in legend), scene.height_in)
 
 
 def _memory_key(panel: Panel) -> Hashable:

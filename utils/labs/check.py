@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from .defaults import usual_defaults
+from .timelimit import Limit, Unreturned
 from .values import shown, text_of
 from .verdict import Tick, Verdict
 
@@ -93,15 +94,24 @@ def call(puzzle: str, answer: Answer, *arguments: Any, on: str, empty: bool = Fa
     """Run a learner's function on one case; its own error becomes a verdict that names the case and the line.
 
     Raises Refused for an exception of the learner's, for the wrong number of parameters and, unless ``empty`` says
-    that there may be none, for a missing return value. Raises Unsolved for the bare NotImplementedError of a stub.
+    that there may be none, for a missing return value; and for one that does not return, after LIMIT_S of real time
+    (``timelimit`` says where it cannot be stopped). Raises Unsolved for the bare NotImplementedError of a stub.
     """
     _check_signature(puzzle, answer, len(arguments))
+    limit = Limit()
     try:
-        result = answer(*arguments)
-    except (Exception, SystemExit) as error:
+        with limit:
+            result = answer(*arguments)
+    except (Unreturned, Exception, SystemExit) as error:
+        if limit.says:
+            raise Refused(_unreturned(puzzle, answer, limit, on, error)) from None
+        if isinstance(error, Unreturned):   # of a check around this one
+            raise
         if type(error) is NotImplementedError and not error.args:   # not what a library raises: that has a message
             raise Unsolved(puzzle) from None
         raise Refused(_failed(puzzle, answer, error, on)) from error
+    if limit.says:   # it has caught what stopped it
+        raise Refused(_unreturned(puzzle, answer, limit, on))
     if result is None and not empty:
         raise Refused(Verdict(puzzle, [Tick("correct", False, f"{puzzle} returned None on {on}")],
                               says="Does every way through the function end in a return?"))
@@ -121,11 +131,20 @@ def _check_signature(puzzle: str, answer: Answer, count: int) -> None:
                               says="Keep the parameters of the stub as they were.")) from None
 
 
+def _unreturned(puzzle: str, answer: Answer, limit: Limit, on: str, error: BaseException | None = None) -> Verdict:
+    says = f"your function {limit.says}: is there a loop that never ends?"
+    return Verdict(puzzle, [Tick("correct", False, f"it did not return on {on}")],
+                   says=says + (_line_in(answer, error) if error else ""))
+
+
 def _failed(puzzle: str, answer: Answer, error: BaseException, on: str) -> Verdict:
-    says = text_of(error)
+    return Verdict(puzzle, [Tick("correct", False, f"it raised {type(error).__name__} on {on}")],
+                   says=text_of(error) + _line_in(answer, error))
+
+
+def _line_in(answer: Answer, error: BaseException) -> str:
+    """The innermost line that the learner wrote, on a line of its own; empty where that is not known."""
     code = getattr(inspect.unwrap(answer), "__code__", None)
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if code is not None and frame.filename == code.co_filename]
-    if own:   # the innermost line that the learner wrote
-        says += f"\nLine {own[-1].lineno} of its cell" + (f": {own[-1].line}" if own[-1].line else "")
-    return Verdict(puzzle, [Tick("correct", False, f"it raised {type(error).__name__} on {on}")], says=says)
+    return (f"\nLine {own[-1].lineno} of its cell" + (f": {own[-1].line}" if own[-1].line else "")) if own else ""

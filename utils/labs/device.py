@@ -35,6 +35,8 @@ WIDTH = 256                            # of the square matrices in device labs, 
 SCALE = 1 / 8                          # of 2048-wide ones: times are those of the larger (simgpu's Profile.scaled)
 GEMM_FLOPS = 2 * WIDTH**3
 WEIGHT_BYTES = 4 * WIDTH**2
+ELSEWHERE = ("(In this run another stream than the default one is current. The caller's stream is what "
+             "torch.cuda.current_stream() says in the call.)")
 TICKS = ("correct", "race-free", "time", "memory")
 
 

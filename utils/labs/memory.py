@@ -10,6 +10,10 @@ if TYPE_CHECKING:
     from ..simgpu.device import SimDevice
 
 
+SPARE = 0.75                  # of a layer: a few more activations are not judged
+ALL_KEPT = " No more pieces were taken than that needs: are old outputs kept? Each is read only by the next product."
+
+
 class Mark(NamedTuple):
     """A moment: how many entries the record had, and how many streams a workspace of the matrix library."""
 

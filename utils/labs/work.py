@@ -11,6 +11,7 @@ if TYPE_CHECKING:
 CALLS_US = 20.0       # host time that a few more calls may take; a wait for the GPU takes far longer
 MORE_LAUNCHES = 10    # times the target's host time: with fewer launches than that, time alone counts
 LEAST_WORK = 0.9      # of the target's kernel time and copied bytes
+MANY = 10                     # times the target's launches: refused in any case, and thousands of them a run
 DEVICE = ("h2d", "compute", "d2h")   # lanes
 
 
@@ -52,6 +53,20 @@ def _events(run: Run, goal: Run) -> str:
     if mine <= MORE_LAUNCHES * enough:
         return ""
     return f"Events are recorded and waited for {mine} times, where {enough} do: each time takes host time."
+
+
+def many_launches(run: Run, goal: Run) -> str:
+    """Whether far more is launched than needed, in words."""
+    mine, enough = (sum(lane not in ("host", "sync") for lane in one.trace.columns["lane"]) for one in (run, goal))
+    if mine <= MANY * enough:
+        return ""
+    return (f"it launches {mine} copies and kernels where {enough} do. Every launch takes host time, one of few bytes "
+            "as much as one of many, and while a thousand are waiting the host stands still.")
+
+
+def hurries(run: Run, goal: Run, calls: int = 1) -> str:
+    """Whether the host is busy all the time, in words."""
+    return many_launches(run, goal) or (busy_host(run, goal, calls) if run.blocked_us <= CALLS_US else "")
 
 
 def skipped_work(run: Run, goal: Run, copied: int, needed: int) -> str:

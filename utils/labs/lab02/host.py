@@ -18,9 +18,9 @@ from ..device import (
     run_all,
     run_once,
 )
+from ..exact import counting, digest, kind_of, permutation
 from ..values import number, shown
 from ..verdict import Verdict
-from .data import counting, digest, kind_of, permutation
 from .waits import reference, tried
 
 TICKS = ("correct", "race-free", "time")

@@ -20,9 +20,9 @@ from ..device import (
     run_all,
     run_once,
 )
+from ..exact import counting, digest, permutation
 from ..values import shown
 from ..verdict import Verdict
-from .data import counting, digest, permutation
 from .waits import reference
 
 BLOCK_BYTES = 4 * 256 * 256

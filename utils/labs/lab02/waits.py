@@ -20,9 +20,10 @@ from ..device import (
     refute_streams,
     run_once,
 )
+from ..exact import counting, digest, digest_on_gpu, permutation
 from ..values import shown
 from ..verdict import Verdict
-from .data import counting, digest, digest_on_gpu, permutation
+from ..worked import worked
 
 TICKS = ("correct", "race-free", "time")
 FILLED = {"load_while_computing": ("weight",), "add_two": ("a", "b")}
@@ -163,12 +164,6 @@ def tried() -> str:
 
 def reference(puzzle: str) -> Answer:
     """The worked answer, which sets the target time."""
-    from ...lessons import LessonError, import_lesson
-
-    try:
-        return getattr(import_lesson("solutions/02_streams_and_events"), puzzle)
-    except LessonError as error:
-        raise FileNotFoundError("target times come from solutions/02_streams_and_events.ipynb, which must lie beside "
-                                f"labs/: {error}") from None
+    return worked("02_streams_and_events", puzzle)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from ..answercode import pin_advice
 from ..check import Answer
 from ..device import (
     CALLS_US,
@@ -21,11 +22,11 @@ from ..device import (
     run_once,
     skipped_work,
 )
-from ..lab02.data import counting, digest, digest_on_gpu, permutation
+from ..exact import counting, digest, digest_on_gpu, permutation
 from ..values import shown
 from ..verdict import Verdict
 from ..watching import QUERIES
-from .watch import pin_advice
+from ..worked import worked
 
 if TYPE_CHECKING:
     from ...simgpu import Hazard
@@ -87,13 +88,7 @@ def tried() -> str:
 
 def reference(puzzle: str) -> Answer:
     """The worked answer, which sets the target."""
-    from ...lessons import LessonError, import_lesson
-
-    try:
-        return getattr(import_lesson("solutions/03_serial_mlp"), puzzle)
-    except LessonError as error:
-        raise FileNotFoundError("targets come from solutions/03_serial_mlp.ipynb, which must lie beside "
-                                f"labs/: {error}") from None
+    return worked("03_serial_mlp", puzzle)
 
 
 def _product(x: Any, weights: list[Any]) -> Any:

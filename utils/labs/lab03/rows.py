@@ -8,10 +8,10 @@ import networkx as nx
 
 from ... import dag
 from ...timeline import timeline
+from ..answercode import numbers_in
 from ..check import Answer, Refused, call
 from ..values import number, shown
 from ..verdict import Picture, Tick, Verdict
-from .watch import numbers_in
 
 EXAMPLE_WIDTH = 8192
 CASES = (   # FLOP/s, bytes/s, bytes of a weight (None: left to the default)

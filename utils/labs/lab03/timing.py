@@ -6,12 +6,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from ..answercode import names_in
 from ..check import Answer, Refused
 from ..device import WIDTH, Run, Setting, passed, refuse, run_once
 from ..values import number, shown
 from ..verdict import Tick, Verdict
 from .onload import reference
-from .watch import CLOCKS, EventWatch, Interval, names_in, watch_events
+from .watch import CLOCKS, EventWatch, Interval, watch_events
 
 TICKS = ("correct", "race-free")
 TOLERANCE = 0.01

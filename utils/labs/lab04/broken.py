@@ -12,7 +12,7 @@ import networkx as nx
 from ...timeline import Picture, timeline
 from ...trace import Trace
 from ..device import Run, Setting, run_once
-from .data import FLOPS, ROWS, batch, digest_of, expected, layer, pinned
+from ..layers import FLOPS, ROWS, batch, digest_of, expected, layer, pinned
 
 PUZZLE = "missing_edges"
 Edge = tuple[str, str]

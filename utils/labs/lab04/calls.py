@@ -10,8 +10,8 @@ from typing import Any
 
 from ..check import Answer, Refused
 from ..device import Run, Setting, run_once, window
-from .causes import copies, products
-from .data import FLOPS, ROWS, batch, bytes_taken, changed, digest_of, expected, pinned, same
+from ..layers import FLOPS, ROWS, batch, bytes_taken, changed, digest_of, expected, pinned, same
+from ..spans import copies, products
 from .delays import reference
 
 CALLS = 5

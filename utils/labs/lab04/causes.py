@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from .data import WEIGHT_BYTES
+from ..layers import WEIGHT_BYTES
+from ..spans import LEAST_US, TOUCH_US, Span, copies, products, spans_of, whole
 
 if TYPE_CHECKING:
     from ...simgpu import Access, Hazard
     from ...trace import Trace
 
-TOUCH_US = 0.5     # rounding, between the end of one operation and the start of one that waited for it
-LEAST_US = 12.0    # that are worth a word; more than the better part of a copy and of a product is looked for first
-PRODUCTS = ("mm", "linear", "matmul", "dot", "einsum")
 AHEAD = 2          # copies that two buffers can hold for a call to come
 OWN_COPY = " A product needs its own copy and no later one: has each buffer an event of its own?"
 WRAPPED = (" If every call begins with the same buffer, then with an odd number of layers the last layer and the next "
@@ -22,57 +19,6 @@ TOO_MUCH = (" wait_stream waits for everything queued so far, also for a product
             "the buffer's last reader.")
 REUSED = ("(A tensor that is dropped while another stream than its own still uses it gives its memory away: keep it "
           "longer, or let its own stream wait for the other one.)")
-
-
-@dataclass(frozen=True)
-class Span:
-    """A copy or a product: when it ran, in which stream, when the host had queued it (µs), and its number in calls."""
-
-    start: float
-    end: float
-    stream: int
-    queued: float
-    index: int
-    bytes: int = 0
-
-
-def spans_of(trace: Trace, kind: str, names: tuple[str, ...] = ("",)) -> list[Span]:
-    """The spans of a kind whose name holds one of ``names``, in order of their start."""
-    columns = trace.columns
-    rows = list(zip(columns["kind"], columns["name"], columns["start_us"], columns["duration_us"], columns["stream"],
-                    columns["correlation"], columns["bytes"], strict=True))
-    queued = {link: start + took for what, _, start, took, _, link, _ in rows if what == "host" and link >= 0}
-    found = [Span(start, start + took, stream, queued.get(link, start), link, size)
-             for what, name, start, took, stream, link, size in rows
-             if what == kind and any(part in name for part in names)]
-    return sorted(found, key=lambda span: (span.start, span.end))
-
-
-def products(trace: Trace) -> list[Span]:
-    """The matrix products of a trace."""
-    return spans_of(trace, "kernel", PRODUCTS)
-
-
-def copies(trace: Trace) -> list[Span]:
-    """The copies to the device."""
-    return spans_of(trace, "h2d")
-
-
-def pageable(trace: Trace) -> bool:
-    """Whether something was copied to the device from ordinary host memory."""
-    return bool(spans_of(trace, "h2d", ("(pageable)",)))
-
-
-def whole(loads: list[Span]) -> list[Span] | None:
-    """The copies put together to layers, from the start of the first piece to the end of the last; None where the bytes
-    do not make layers."""
-    found, first, held = [], None, 0
-    for load in loads:
-        first, held = first or load, held + load.bytes
-        if held == WEIGHT_BYTES:
-            found.append(replace(first, end=load.end, stream=load.stream, bytes=held))
-            first, held = None, 0
-    return None if first or any(load.bytes > WEIGHT_BYTES for load in loads) else found
 
 
 def first_late(trace: Trace, layers: int, calls: int = 1, among: int | None = None) -> str:

@@ -2,43 +2,28 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from ..check import Answer
 from ..device import CALLS_US, Run
-from .causes import pageable
+from ..spans import Span, pageable, spans_of
+from ..worked import worked
 
 if TYPE_CHECKING:
     from ...simgpu import Hazard
     from ...trace import Trace
 
-STEM = "solutions/04_double_buffered_onload"
 
 
 def reference(puzzle: str) -> Answer:
     """The worked answer, which sets the target time."""
-    from ...lessons import LessonError, import_lesson
-
-    try:
-        return getattr(import_lesson(STEM), puzzle)
-    except LessonError as error:
-        raise FileNotFoundError(f"target times come from {STEM}.ipynb, which must lie beside labs/: {error}") from None
-
-
-class Span(NamedTuple):
-    """One operation of a trace, times in µs."""
-
-    start: float
-    end: float
-    bytes: int
+    return worked("04_double_buffered_onload", puzzle)
 
 
 def spans(trace: Trace, kind: str, fills: bool = False) -> list[Span]:
     """The operations of one kind in order of their start: what only fills memory, or all others."""
-    table = trace.columns
-    rows = zip(*(table[name] for name in ("start_us", "duration_us", "bytes", "kind", "name")), strict=True)
-    return sorted(Span(float(start), float(start + took), int(size)) for start, took, size, what, name in rows
-                  if what == kind and name.startswith("fill") == fills)
+    return [span for span in spans_of(trace, kind) if span.name.startswith("fill") == fills]
 
 
 def computed_us(run: Run) -> float:
@@ -79,7 +64,7 @@ def _loads(trace: Trace, sizes: list[int], begin: float) -> tuple[list[float], l
             before = span.end
             continue
         if open_:
-            loads[-1] = Span(loads[-1].start, span.end, loads[-1].bytes + span.bytes)
+            loads[-1] = replace(loads[-1], end=span.end, bytes=loads[-1].bytes + span.bytes)
         else:
             free.append(before)
             loads.append(span)

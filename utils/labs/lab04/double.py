@@ -7,9 +7,11 @@ from dataclasses import dataclass, replace
 from functools import lru_cache, partial, wraps
 from typing import TYPE_CHECKING, Any
 
+from ..answercode import PINNED, names_in
 from ..check import Answer
 from ..device import (
     CALLS_US,
+    ELSEWHERE,
     RATIOS,
     SLACK,
     Run,
@@ -21,11 +23,13 @@ from ..device import (
     run_once,
     skipped_work,
 )
-from ..lab03.watch import names_in
+from ..layers import FLOPS, ROWS, WEIGHT_BYTES, batch, bytes_taken, changed, digest_of, expected, layer, pinned
+from ..memory import ALL_KEPT, SPARE
+from ..spans import copies, pageable, spans_of
 from ..values import shown
 from ..verdict import Verdict
-from .causes import REUSED, copies, first_late, pageable, spans_of, who
-from .data import FLOPS, ROWS, WEIGHT_BYTES, batch, bytes_taken, changed, digest_of, expected, layer, pinned
+from ..work import hurries, many_launches
+from .causes import REUSED, first_late, who
 from .delays import reference
 
 if TYPE_CHECKING:
@@ -35,14 +39,7 @@ PUZZLE = "double_buffer"
 TICKS = ("correct", "race-free", "memory", "time")
 LAYERS = (5, 8, 1, 2, 3)          # 5 first: it shows what goes wrong between layers
 LONG, SIDE, FEW = (23, 24), 4, (0.5, 2.0)
-SPARE = 0.75                  # of a layer: a few more activations are not judged
-ELSEWHERE = ("(In this run another stream than the default one is current. The caller's stream is what "
-             "torch.cuda.current_stream() says in the call.)")
-ALL_KEPT = " No more pieces were taken than that needs: are old outputs kept? Each is read only by the next product."
-MANY = 10                     # times the target's launches: refused in any case, and thousands of them a run
 NO_MORE = " Copy into the given buffers, and make no others."
-REPINNED = ("host_weights are pinned already. Pinning memory takes the host a long time, which the simulated device "
-            "does not count")
 
 
 @dataclass(frozen=True)
@@ -119,7 +116,7 @@ def advice_on(answer: Answer) -> list[str]:
     own = [answer]
     if inspect.isclass(answer):
         own = [part for base in answer.__mro__[:-1] for name, part in vars(base).items() if name != "__init__"]
-    return [REPINNED] if any("pin_memory" in names_in(part) for part in own if inspect.isfunction(part)) else []
+    return [PINNED] if any("pin_memory" in names_in(part) for part in own if inspect.isfunction(part)) else []
 
 
 def _tried() -> str:
@@ -231,20 +228,6 @@ def _refute_skipped(runs: list[Run], case: Case) -> None:
                          f"The text asks for a copy on copy_stream, of every layer. {there / WEIGHT_BYTES:g} of "
                          f"{case.layers} layers were copied there. Launches go into the stream that is current: put "
                          "them inside `with torch.cuda.stream(copy_stream):`.", run.trace)
-
-
-def many_launches(run: Run, goal: Run) -> str:
-    """Whether far more is launched than needed, in words."""
-    mine, enough = (sum(lane not in ("host", "sync") for lane in one.trace.columns["lane"]) for one in (run, goal))
-    if mine <= MANY * enough:
-        return ""
-    return (f"it launches {mine} copies and kernels where {enough} do. Every launch takes host time, one of few bytes "
-            "as much as one of many, and while a thousand are waiting the host stands still.")
-
-
-def hurries(run: Run, goal: Run, calls: int = 1) -> str:
-    """Whether the host is busy all the time, in words."""
-    return many_launches(run, goal) or (busy_host(run, goal, calls) if run.blocked_us <= CALLS_US else "")
 
 
 def _judge_memory(run: Run, goal: Run, case: Case) -> None:

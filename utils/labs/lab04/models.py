@@ -7,12 +7,15 @@ from typing import TYPE_CHECKING
 
 from ..check import Answer
 from ..device import CALLS_US, RATIOS, SLACK, Run, busy_host, passed, refuse, refute_race, skipped_work
+from ..layers import ROWS, WEIGHT_BYTES
+from ..memory import ALL_KEPT, SPARE
+from ..spans import copies, pageable, whole
 from ..values import shown
 from ..verdict import Verdict
+from ..work import hurries, many_launches
 from .calls import CALLS, Plan, Right, Trial, goal, program, run_plan, setting_of
-from .causes import AHEAD, REUSED, copies, first_late, pageable, who, whole
-from .data import ROWS, WEIGHT_BYTES
-from .double import ALL_KEPT, PAGEABLE, SPARE, TICKS, advice_on, hurries, many_launches
+from .causes import AHEAD, REUSED, first_late, who
+from .double import PAGEABLE, TICKS, advice_on
 
 if TYPE_CHECKING:
     from ...simgpu import Hazard

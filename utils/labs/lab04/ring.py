@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
+from ..answercode import pin_advice
 from ..check import Answer
 from ..device import (
     CALLS_US,
@@ -23,10 +24,9 @@ from ..device import (
     run_once,
     skipped_work,
 )
-from ..lab03.watch import pin_advice
+from ..layers import FLOPS, ROWS, batch, changed, digest_of, expected, pinned
 from ..values import shown
 from ..verdict import Verdict
-from .data import FLOPS, ROWS, batch, changed, digest_of, expected, pinned
 from .delays import computed_us, from_pageable, lost_time, reference, reuse_hint, uploaded
 
 if TYPE_CHECKING:

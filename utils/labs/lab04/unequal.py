@@ -7,6 +7,7 @@ from functools import cached_property, lru_cache
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
+from ..answercode import pin_advice
 from ..check import Answer, Refused
 from ..device import (
     RATIOS,
@@ -21,11 +22,10 @@ from ..device import (
     run_once,
     skipped_work,
 )
-from ..lab02.data import digest
-from ..lab03.watch import pin_advice
+from ..exact import digest, kind_of
+from ..layers import FLOPS, ROWS
 from ..values import shown
 from ..verdict import Verdict
-from .data import FLOPS, ROWS, kind_of
 from .delays import from_pageable, lost_time, reference, reuse_hint, uploaded
 
 if TYPE_CHECKING:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, NamedTuple
 
-from ..lab04.causes import LEAST_US, spans_of
-from ..lab04.double import ALL_KEPT, SPARE
+from ..memory import ALL_KEPT, SPARE
+from ..spans import LEAST_US, spans_of
 from .data import WEIGHT_BYTES
 
 if TYPE_CHECKING:

@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING, Any
 from ..defaults import usual_defaults
 from ..device import WEIGHT_BYTES as WEIGHT_BYTES
 from ..device import WIDTH as WIDTH
-from ..lab04.data import batch, digest_of, layer
+from ..exact import digest
+from ..layers import batch, digest_of, layer
 from ..values import shown
+from ..worked import worked
 
 if TYPE_CHECKING:
     from ...simgpu import Profile
 
-STEM = "solutions/05_offload_and_swap"
 MOST_SHOWN = 3        # parts of an outcome that are named one by one
 
 
@@ -82,8 +83,6 @@ def part_of(name: str, value: Any, wanted: Any, rows: int = WIDTH) -> Part:
 
 def host_part(name: str, tensor: Any, wanted: Any) -> Part:
     """Read one tensor in host memory."""
-    from ..lab02.data import digest
-
     with usual_defaults():
         return Part(name, digest(tensor), wanted)
 
@@ -108,12 +107,7 @@ def stale_value(number: int) -> Any:
 
 def reference(puzzle: str) -> Any:
     """The worked answer, which sets the target time."""
-    from ...lessons import LessonError, import_lesson
-
-    try:
-        return getattr(import_lesson(STEM), puzzle)
-    except LessonError as error:
-        raise FileNotFoundError(f"target times come from {STEM}.ipynb, which must lie beside labs/: {error}") from None
+    return worked("05_offload_and_swap", puzzle)
 
 
 @lru_cache(maxsize=256)
@@ -129,8 +123,6 @@ def outputs(number: int, layers: int, rows: int = WIDTH) -> tuple[Any, ...]:
 
 def digest_on_host(tensor: Any) -> Any:
     """The digest of a tensor of this lab on the host."""
-    from ..lab02.data import digest
-
     return digest(tensor)
 
 

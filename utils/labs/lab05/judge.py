@@ -7,11 +7,24 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from ..answercode import names_in
 from ..check import Answer, Refused
-from ..device import CALLS_US, SLACK, Run, Setting, busy_host, passed, refuse, refute_race, run_once, skipped_work
-from ..lab04.causes import spans_of
-from ..lab04.double import hurries, many_launches
+from ..device import (
+    CALLS_US,
+    ELSEWHERE,
+    SLACK,
+    Run,
+    Setting,
+    busy_host,
+    passed,
+    refuse,
+    refute_race,
+    run_once,
+    skipped_work,
+)
+from ..spans import spans_of
 from ..verdict import Verdict
+from ..work import hurries, many_launches
 from .causes import held_words, last_words, loop_words, peak_words, waited_words, without_void_waits
 from .data import WEIGHT_BYTES, Outcome, Right, part_words, reference
 from .lanes import Key, Late, Shape, Steps, first_late, steps_of, who
@@ -22,8 +35,6 @@ if TYPE_CHECKING:
     from ...simgpu import Hazard
 
 TICKS = ("correct", "race-free", "memory", "time")
-ELSEWHERE = ("(In this run another stream than the default one is current. The caller's stream is what "
-             "torch.cuda.current_stream() says in the call.)")
 UNMADE = "(The caller is still making x, on the current stream: another stream has to wait for that.)"
 ORDER = "Is each tensor the one that is meant, at the time when it is read?"
 Cases = tuple[tuple[Any, tuple[float, ...]], ...]   # a configuration, and copy/compute
@@ -132,8 +143,6 @@ class Judge(ABC):
 
     def advice(self, answer: Answer) -> list[str]:
         """What costs nothing here, but on a GPU."""
-        from ..lab03.watch import names_in
-
         return [PINS] if "pin_memory" in names_in(answer) else []
 
     def tried(self) -> str:

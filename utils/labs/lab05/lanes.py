@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
-from ..lab04.causes import LEAST_US, TOUCH_US, Span, spans_of, whole
+from ..spans import LEAST_US, PRODUCTS, TOUCH_US, Span, spans_of, whole
 from .data import WEIGHT_BYTES
 
 if TYPE_CHECKING:
@@ -13,7 +13,6 @@ if TYPE_CHECKING:
     from ...trace import Trace
 
 TRACE_KINDS = {"load": "h2d", "store": "d2h"}
-PRODUCTS = ("mm", "linear", "matmul", "dot", "einsum")
 COPIES = ("load", "store")
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..check import Answer
 from ..device import GEMM_FLOPS, RATIOS, Run, Setting
-from ..lab04.data import batch, changed, digest_of, expected, layer
+from ..layers import batch, changed, digest_of, expected, layer
 from ..verdict import Verdict
 from .data import WIDTH, Outcome, host_part, on_gpu, outputs, part_of, stale, stale_value, two_engines
 from .judge import Judge, stream_names

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 from ..check import Answer
 from ..defaults import usual_defaults
 from ..device import RATIOS, Run, Setting
-from ..lab04.causes import products, spans_of
-from ..lab04.data import FLOPS, ROWS, batch, digest_of, expected, layer
-from ..lab04.double import SPARE
+from ..layers import FLOPS, ROWS, batch, digest_of, expected, layer
+from ..memory import SPARE
+from ..spans import products, spans_of
 from ..verdict import Verdict
 from .data import WEIGHT_BYTES, Outcome, digest_on_host, part_of, two_engines
 from .judge import Judge, stream_names

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from ..check import Answer
 from ..defaults import usual_defaults
 from ..device import GEMM_FLOPS, RATIOS, Run, Setting
-from ..lab04.data import batch, changed, digest_of, expected, layer
+from ..layers import batch, changed, digest_of, expected, layer
 from ..verdict import Verdict
 from .data import WEIGHT_BYTES, WIDTH, Outcome, digest_on_host, host_part, on_gpu, one_engine, part_of, two_engines
 from .judge import Judge, stream_names

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ..device import WIDTH
+from .device import WIDTH
 
 if TYPE_CHECKING:
     import torch

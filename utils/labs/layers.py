@@ -1,4 +1,4 @@
-"""What the calls of lab 04 are made of: layers and inputs, all different, whose products are exact in float32."""
+"""What labs of many layers compute with: layers and inputs, all different, whose products are exact in float32."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
-from ..defaults import usual_defaults  # what is kept for later runs does not depend on what a notebook has set
-from ..device import WIDTH
-from ..lab02.data import digest, kind_of, permutation
+from .defaults import usual_defaults  # what is kept for later runs does not depend on what a notebook has set
+from .device import WIDTH
+from .exact import digest, kind_of, permutation
 
 ROWS = WIDTH // 4                 # of x: activations are small beside a layer, as where onload pays
 FLOPS = 2 * ROWS * WIDTH**2       # of one product
@@ -59,7 +59,7 @@ def digest_of(value: Any, rows: int = ROWS) -> float | str:
 
 def pinned(layers: int) -> list[Any]:
     """Fresh pinned copies of the first ``layers`` layers, with names."""
-    from ... import simgpu
+    from .. import simgpu
 
     return [simgpu.name(layer(i).clone().pin_memory(), f"host_weights[{i}]") for i in range(layers)]
 
@@ -76,7 +76,7 @@ def changed(given: Sequence[Any], layers: int) -> bool:
 
 def bytes_taken(since_us: float) -> int:
     """Device memory that was taken since a time of the host's clock, freed or not."""
-    from ... import simgpu
+    from .. import simgpu
 
     memory = simgpu.active().trace().memory
     steps = zip(memory.us[1:], memory.bytes[1:] - memory.bytes[:-1], strict=True)

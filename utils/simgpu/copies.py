@@ -20,7 +20,7 @@ from .space import Space
 from .task import Task
 from .tensor import SimTensor, new_tensor
 from .transfers import CapturedDownload, PinnedUpload, copy_values, digest, download, upload
-from .values import Ref, plain_torch
+from .values import Ref, ordinary, plain_torch
 
 
 def copy_into(dst: torch.Tensor, src: torch.Tensor, non_blocking: bool) -> torch.Tensor:
@@ -72,7 +72,7 @@ def _permuted(tensor: torch.Tensor, order: list[int]) -> torch.Tensor:
     if isinstance(tensor, SimTensor):
         g = tensor.geometry
         permuted = geometry(tuple(g.shape[d] for d in order), tuple(g.stride[d] for d in order), g.dtype)
-        return new_tensor(tensor.memory, tensor.start, permuted)
+        return new_tensor(tensor.memory, tensor.start, permuted, tensor)
     with plain_torch():
         return tensor.detach().permute(order)
 
@@ -80,7 +80,7 @@ def _permuted(tensor: torch.Tensor, order: list[int]) -> torch.Tensor:
 def _plain(tensor: torch.Tensor) -> torch.Tensor:
     if tensor.device.type != "cpu":
         raise RuntimeError(f"a copy between cuda:0 and {tensor.device} is not modelled; copy from or to a CPU tensor")
-    return tensor.detach()
+    return ordinary(tensor.detach())
 
 
 def _ref(tensor: SimTensor) -> Ref:
@@ -278,8 +278,8 @@ def _like(tensor: torch.Tensor, dtype: torch.dtype, memory_format: Any) -> Geome
 
 
 def _cpu_target(owner: Any, g: Geometry, *, pinned: bool) -> torch.Tensor:
-    """An uninitialised CPU tensor of (the dense) geometry ``g``."""
-    with plain_torch():
+    """An uninitialised CPU tensor of (the dense) geometry ``g``, an inference tensor in inference mode."""
+    with torch._C.DisableTorchFunction():
         if not pinned:
             return torch.empty_strided(g.shape, g.stride, dtype=g.dtype)
         made = owner.host.empty(g.shape, g.dtype)

@@ -14,7 +14,7 @@ from .ops import Unsupported
 from .overlap import refuse_overlap
 from .special import SPECIAL
 from .task import Task
-from .tensor import DeviceStorage, SimTensor, new_tensor, set_dispatcher
+from .tensor import DeviceStorage, SimTensor, count_change, new_tensor, set_dispatcher
 from .values import Ref, fill, plain_torch, view
 
 aten = torch.ops.aten
@@ -36,15 +36,16 @@ class MakesTensors(Unsupported):
 def dispatch(func: Any, args: tuple, kwargs: dict | None) -> Any:
     """Entry point of every operator that has a device tensor among its arguments."""
     with LOCK:
-        return _dispatch(func, args, kwargs)
+        info = _infos.get(id(func))
+        if info is None:
+            info = _infos[id(func)] = OpInfo(func)  # keeps func, so that its id stays its own
+        result = _dispatch(info, func, args, kwargs)
+        if info.mutated and not info.composite:
+            _count_change(info, args, kwargs or {})
+        return result
 
 
-def _dispatch(func: Any, args: tuple, kwargs: dict | None) -> Any:
-    info = _infos.get(id(func))
-    if info is None:
-        info = _infos[id(func)] = OpInfo(func)  # keeps func, so that its id stays its own
-    if info.mutated and not info.composite:
-        _count_change(info, args, kwargs or {})
+def _dispatch(info: OpInfo, func: Any, args: tuple, kwargs: dict | None) -> Any:
     special = SPECIAL.get(info.name)
     if special is not None:
         result = special(func, args, kwargs or {})
@@ -60,11 +61,12 @@ def _dispatch(func: Any, args: tuple, kwargs: dict | None) -> Any:
 
 
 def _count_change(info: OpInfo, args: tuple, kwargs: dict) -> None:
+    """The operator was issued: count what it changes in place."""
     for index, word in info.mutated:
         value = args[index] if index < len(args) else kwargs.get(word)
         for item in value if isinstance(value, (list, tuple)) else (value,):
             if isinstance(item, SimTensor):
-                item.memory.version += 1
+                count_change(item, info.name)
 
 
 def _by_position(func: Any, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
@@ -186,9 +188,11 @@ def _views(info: OpInfo, found: Plan, base: SimTensor, args: tuple) -> Any:
                 f"{g.item} requiring a storage size of {offset * g.item + g.span} are out of bounds for storage of "
                 f"size {block.request}"
             )
-        return new_tensor(base.memory, start, found.outputs[0])
+        return new_tensor(base.memory, start, found.outputs[0], base)
+    like = None if info.func is aten.view.dtype else base  # as another dtype, PyTorch makes a new tensor of it
     made = [
-        new_tensor(base.memory, base.start + delta, g) for g, delta in zip(found.outputs, found.deltas, strict=True)
+        new_tensor(base.memory, base.start + delta, g, like, detached=info.name == "detach")
+        for g, delta in zip(found.outputs, found.deltas, strict=True)
     ]
     if found.single:
         return made[0]

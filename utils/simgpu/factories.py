@@ -10,7 +10,7 @@ import torch.utils._device as default_device
 from . import copies, sessions
 from .geometry import of
 from .ops import Unsupported
-from .tensor import SimTensor
+from .tensor import SimTensor, count_change
 
 
 def wants_cuda(kwargs: dict) -> bool:
@@ -88,6 +88,7 @@ def _into(device: Any, func: Any, args: tuple, kwargs: dict) -> torch.Tensor:
         )
     if not func.__name__.startswith("empty"):
         device.fill_with(func.__name__, out, _call_later(device, func, args, rest, kwargs.get("generator")))
+        count_change(out, func.__name__)
     return out
 
 

@@ -18,7 +18,7 @@ from .geometry import of
 from .memory import Block
 from .ops import Clock, Op
 from .space import Key, Space, meet
-from .values import mark_key, plain_torch, poison
+from .values import mark_key, ordinary, plain_torch, poison
 
 ALIGNMENT = 64
 REAL_CUDA = torch.cuda.is_available()   # asked when this is imported, before anything stands in for torch.cuda
@@ -62,7 +62,7 @@ class HostMemory:
             if self.device.values and not clean:
                 poison(tensor)
         self._register(flat.data_ptr(), nbytes, owner)
-        return tensor
+        return ordinary(tensor, inference=torch.is_inference_mode_enabled())
 
     def _register(self, address: int, nbytes: int, owner: np.ndarray) -> None:
         space = Space(nbytes, host=True, base=address)
@@ -83,7 +83,7 @@ class HostMemory:
             return tensor
         target = self.empty(tensor.shape, tensor.dtype, clean=True)
         with plain_torch():
-            target.copy_(tensor)
+            ordinary(target).copy_(tensor)
         return target
 
     def space_of(self, tensor: torch.Tensor) -> Space | None:
@@ -171,7 +171,8 @@ class HostMemory:
                     g = of(tensor)
                     mark = torch.zeros(space.size, dtype=torch.uint8)
                     mark_key(mark, other)
-                    poison(tensor.detach(), mark.as_strided(g.shape, [step * g.item for step in g.stride], key[0]))
+                    mask = mark.as_strided(g.shape, [step * g.item for step in g.stride], key[0])
+                    poison(ordinary(tensor.detach()), mask)
 
     # writes that torch does not see
 

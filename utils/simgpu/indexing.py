@@ -86,7 +86,7 @@ def _basic_view(self: SimTensor, items: tuple) -> SimTensor:
             dim += 1
     shape += g.shape[dim:]
     stride += g.stride[dim:]
-    return new_tensor(self.memory, self.start + offset * g.item, geometry(tuple(shape), tuple(stride), g.dtype))
+    return new_tensor(self.memory, self.start + offset * g.item, geometry(tuple(shape), tuple(stride), g.dtype), self)
 
 
 def _split_index(self: SimTensor, items: tuple) -> tuple[SimTensor, list[Any]]:

@@ -12,7 +12,7 @@ from .indexing import get_item, set_item
 from .lock import locked
 from .ops import Unsupported
 from .streams import Stream
-from .tensor import SimTensor
+from .tensor import SimTensor, new_tensor, wrap
 
 aten = torch.ops.aten
 
@@ -162,7 +162,9 @@ def _new(self: SimTensor, *args: Any, device: Any = None) -> torch.Tensor:
 
 
 def _shallow_copy(self: SimTensor) -> SimTensor:
-    return _as(self, self.detach())
+    if isinstance(self, torch.nn.Parameter):
+        return _as(self, self.detach())
+    return new_tensor(self.memory, self.start, self.geometry).requires_grad_(self.requires_grad)
 
 
 def _deepcopy(self: SimTensor, memo: dict) -> SimTensor:
@@ -185,14 +187,18 @@ def _set_data(self: SimTensor, value: torch.Tensor) -> None:
         swap_data(self, value)
         return
     self.memory.device.check_tensors((self, value))
+    same = value     # its counter of changes stays with a tensor, or its not having one
+    if value.uncounted is not self.uncounted:
+        same = wrap(value.memory, value.start, value.geometry, value.inference, self.uncounted)
     with torch._C.DisableTorchFunction():
-        torch.Tensor.data.__set__(self, value)
+        torch.Tensor.data.__set__(self, same)
+    self.inference = value.inference
     self.geometry, self.memory, self.start, self._place = value.geometry, value.memory, value.start, None
 
 
 def swap_data(tensor: torch.Tensor, value: torch.Tensor) -> None:
-    """``tensor.data = value`` across devices: the Python object stays, what it is changes."""
-    with torch._C.DisableTorchFunction(), torch.no_grad():
+    """``tensor.data = value`` across kinds of tensors: the Python object stays, what it is changes."""
+    with torch._C.DisableTorchFunction(), torch._C._InferenceMode(value.is_inference()), torch.no_grad():
         twin = value.detach()
         if isinstance(tensor, torch.nn.Parameter):
             twin = torch.nn.Parameter(twin, requires_grad=tensor.requires_grad)

@@ -80,13 +80,28 @@ def _is_pinned(func: Any, args: tuple, kwargs: dict) -> bool:
 # operators that PyTorch takes apart before the device sees them
 
 
-def _whole(overload: Any) -> Any:
+def _whole(overload: Any, operands: int = 3) -> Any:
+    """A handler for an operator of which autograd would keep the first so many arguments."""
+
     def handle(func: Any, args: tuple, kwargs: dict) -> Any:
         if any(isinstance(a, SimTensor) for a in (*args, *kwargs.values())):
+            _refuse_keeping(func.__name__, [*args[:operands], *(v for w, v in kwargs.items() if w != "bias")])
             return dispatch(overload, args, kwargs)
         return _on_host(func, args, kwargs)
 
     return handle
+
+
+def _refuse_keeping(name: str, operands: list) -> None:
+    """What autograd does in the operators that it sees: it keeps no inference tensor for the gradients of others."""
+    if not torch.is_grad_enabled() or torch.is_inference_mode_enabled():
+        return
+    tensors = [x for x in operands if isinstance(x, torch.Tensor)]
+    if any(x.is_inference() and any(y.requires_grad for y in tensors if y is not x) for x in tensors):
+        raise RuntimeError(
+            f"Inference tensors cannot be saved for backward: {name} would keep one for the gradients of its other "
+            "operands; call it in torch.no_grad() or torch.inference_mode(), or give it a clone"
+        )
 
 
 _attend = _whole(attention.OPERATOR)
@@ -177,9 +192,10 @@ HANDLERS |= {
     torch.Tensor.data.__set__: _set_data,
     torch.nn.functional.scaled_dot_product_attention: _attention,
     torch.nn.functional.one_hot: _whole(aten.one_hot.default),
-    torch.nn.functional.linear: _whole(aten.linear.default),
+    torch.nn.functional.linear: _whole(aten.linear.default, 2),
     torch.rms_norm: _whole(aten.rms_norm.default),
     torch._has_compatible_shallow_copy_type: _shallow,
+    torch.is_inference: lambda func, args, kwargs: args[0].is_inference() if _on_device(args, {}) else func(*args),
 }
 # Functions that are taken apart in C++, before the operator is seen: the rules of special.py for them.
 RULES = {

@@ -112,7 +112,7 @@ def _no_mixed(name: str, *tensors: Any) -> None:
 
 def _reshape_alias(func: Any, args: tuple, kwargs: dict) -> SimTensor:
     base, size, stride = args
-    return new_tensor(base.memory, base.start, geometry(tuple(size), tuple(stride), base.geometry.dtype))
+    return new_tensor(base.memory, base.start, geometry(tuple(size), tuple(stride), base.geometry.dtype), base)
 
 
 def _one_hot(func: Any, args: tuple, kwargs: dict) -> SimTensor:
@@ -169,7 +169,7 @@ SPECIAL = {
     "record_stream": _record_stream,
     "one_hot": _one_hot,
     "_reshape_alias": _reshape_alias,
-    "_has_compatible_shallow_copy_type": lambda func, args, kwargs: False,
+    "_has_compatible_shallow_copy_type": lambda func, args, kwargs: all(isinstance(a, SimTensor) for a in args),
     "set_": _refuse("Tensor.set_", "assign views or new tensors instead"),
     "resize_": _refuse("Tensor.resize_", "allocate a tensor of the size you need"),
     "_pin_memory": _refuse("pin_memory of a CUDA tensor", "only CPU tensors can be pinned"),

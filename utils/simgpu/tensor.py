@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -12,7 +14,7 @@ from .space import Key, Space
 
 CUDA = torch.device("cuda", 0)
 _make = torch.Tensor._make_wrapper_subclass
-_normal_mode = torch._C._InferenceMode
+_inference_mode = torch._C._InferenceMode
 _in_inference = torch.is_inference_mode_enabled
 
 
@@ -34,10 +36,9 @@ class DeviceStorage:
     def __init__(self, device: Any, block: Block):
         self.device, self.block, self.version = device, block, 0
 
-    def __del__(self) -> None:
-        device = self.device
-        if device is not None:
-            device.release(self.block)
+    def __del__(self, at_exit: Callable[[], bool] = sys.is_finalizing) -> None:
+        if not at_exit():   # then, the modules that it takes may be gone
+            self.device.release(self.block)
 
 
 class SimTensor(torch.Tensor):
@@ -47,6 +48,8 @@ class SimTensor(torch.Tensor):
     memory: DeviceStorage
     start: int  # bytes from the start of the segment
     _place: tuple[Space, Key] | None
+    inference: bool
+    uncounted: bool  # as PyTorch sees it, an inference tensor without a counter of changes
 
     __torch_function__ = torch._C._disabled_torch_function_impl
 
@@ -73,6 +76,8 @@ class SimTensor(torch.Tensor):
     @property
     def _version(self) -> int:
         """Changes in place so far, through any view of the memory, as autograd counts them."""
+        if self.uncounted:
+            raise RuntimeError("Inference tensors do not track version counter.")
         return self.memory.version
 
     @property
@@ -83,6 +88,9 @@ class SimTensor(torch.Tensor):
             g = self.geometry
             place = self._place = (self.memory.block.space, (self.start, self.start + g.span, g.pattern))
         return place
+
+    def is_inference(self) -> bool:
+        return self.inference
 
     def get_device(self) -> int:
         return 0
@@ -117,16 +125,40 @@ class StorageView:
     size = __len__ = nbytes
 
 
-def new_tensor(memory: DeviceStorage, start: int, g: Geometry) -> SimTensor:
-    """A tensor of geometry ``g`` at byte ``start`` of its segment."""
+def new_tensor(
+    memory: DeviceStorage, start: int, g: Geometry, base: SimTensor | None = None, *, detached: bool = False
+) -> SimTensor:
+    """A tensor of geometry ``g`` at byte ``start`` of its segment: a new one, or a view of ``base``.
+
+    New ones are inference tensors if they are made in inference mode, views if their base is one; what is ``detached``
+    outside of inference mode counts changes in any case.
+    """
+    inside = _in_inference()
+    inference = inside if base is None else base.inference
+    return wrap(memory, start, g, inference, inference and (inside or not detached))
+
+
+def wrap(memory: DeviceStorage, start: int, g: Geometry, inference: bool, uncounted: bool) -> SimTensor:
+    """A tensor of either kind; PyTorch lets nobody change an ``uncounted`` one in place outside of inference mode."""
     offset = (start - memory.block.offset) // g.item
-    if _in_inference():
-        with _normal_mode(False):
-            tensor = _make(SimTensor, g.shape, strides=g.stride, storage_offset=offset, dtype=g.dtype, device="meta")
-    else:
+    if uncounted is _in_inference():
         tensor = _make(SimTensor, g.shape, strides=g.stride, storage_offset=offset, dtype=g.dtype, device="meta")
+    else:
+        with _inference_mode(uncounted):
+            tensor = _make(SimTensor, g.shape, strides=g.stride, storage_offset=offset, dtype=g.dtype, device="meta")
     tensor.geometry, tensor.memory, tensor.start, tensor._place = g, memory, start, None
+    tensor.inference, tensor.uncounted = inference, uncounted
     return tensor
+
+
+def count_change(tensor: SimTensor, name: str) -> None:
+    """``name`` changes a tensor in place: RuntimeError outside of inference mode if it was made inside."""
+    tensor.memory.version += 1
+    if tensor.uncounted and not _in_inference():
+        raise RuntimeError(
+            f"Inplace update to inference tensor outside InferenceMode: {name} changed a tensor that was made in "
+            "torch.inference_mode(); change a clone of it, or make it under torch.inference_mode(False)"
+        )
 
 
 def name(thing: Any, label: str) -> Any:

@@ -43,6 +43,15 @@ def plain_torch() -> Any:
         yield
 
 
+def ordinary(tensor: torch.Tensor, *, inference: bool = False) -> torch.Tensor:
+    """A CPU tensor itself, or its bytes under one that may be changed outside of inference mode (or else, inside)."""
+    if tensor.is_inference() is inference:
+        return tensor
+    with torch._C.DisableTorchFunction(), torch._C._InferenceMode(inference), torch.no_grad():
+        empty = torch.empty(0, dtype=tensor.dtype)
+        return empty.set_(tensor.untyped_storage(), tensor.storage_offset(), tensor.shape, tensor.stride())
+
+
 def open_bytes(space: Space) -> None:
     """Give a segment its bytes, all of them unwritten."""
     with plain_torch():

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -11,7 +15,8 @@ from torch import nn
 
 from utils import simgpu
 
-MIB = 1 << 20
+KIB, MIB = 1 << 10, 1 << 20
+ROOT = Path(__file__).resolve().parents[1]
 
 
 # values and taint
@@ -168,6 +173,87 @@ def test_caching_allocator(gpu):
     del big
     torch.cuda.empty_cache()
     assert torch.cuda.memory_reserved() == 0 and torch.cuda.mem_get_info() == (gpu.profile.memory_bytes,) * 2
+
+
+@pytest.mark.parametrize(
+    "nbytes, allocated, reserved",      # of a new segment: what remains is cut off, or the tensor has it
+    [
+        (1, 512, 2 * MIB),
+        (513, 1 * KIB, 2 * MIB),
+        (MIB, MIB, 2 * MIB),
+        (MIB + 1, MIB + 512, 20 * MIB),
+        (10 * MIB - 512, 10 * MIB - 512, 20 * MIB),
+        (10 * MIB, 10 * MIB, 10 * MIB),
+        (11 * MIB - 512, 11 * MIB - 512, 12 * MIB),
+        (11 * MIB, 12 * MIB, 12 * MIB),
+        (12 * MIB - 512, 12 * MIB, 12 * MIB),
+        (12 * MIB + 1, 12 * MIB + 512, 14 * MIB),
+    ],
+)
+def test_what_a_tensor_gets_of_its_segment_and_what_it_asked_for(gpu, nbytes, allocated, reserved):
+    x = torch.empty(nbytes, dtype=torch.uint8, device="cuda")
+    stats = torch.cuda.memory_stats()
+    assert torch.cuda.memory_allocated() == stats["active_bytes.all.current"] == allocated
+    assert torch.cuda.memory_reserved() == reserved and stats["requested_bytes.all.current"] == x.nbytes == nbytes
+
+
+@pytest.mark.parametrize(
+    "cached, nbytes, allocated",    # between blocks in use, so that nothing else is free
+    [
+        (2 * KIB, 1536, 1536), (2 * KIB, 1537, 2 * KIB),
+        (4 * MIB, 3 * MIB - 512, 3 * MIB - 512), (4 * MIB, 3 * MIB, 4 * MIB),
+    ],
+)
+def test_what_a_tensor_gets_of_a_cached_block(gpu, cached, nbytes, allocated):
+    x = torch.empty(cached, dtype=torch.uint8, device="cuda")
+    wall = torch.empty(cached, dtype=torch.uint8, device="cuda")
+    address = x.data_ptr()
+    del x
+    before = torch.cuda.memory_allocated()
+    x = torch.empty(nbytes, dtype=torch.uint8, device="cuda")
+    assert x.data_ptr() == address and torch.cuda.memory_allocated() - before == allocated
+    assert torch.cuda.memory_stats()["requested_bytes.all.current"] == x.nbytes + wall.nbytes
+
+
+def test_requested_bytes_and_their_peak(gpu):
+    def requested():
+        stats = torch.cuda.memory_stats()
+        return stats["requested_bytes.all.current"], stats["requested_bytes.all.peak"]
+
+    x, y = torch.empty(100, device="cuda"), torch.empty(11 * MIB, dtype=torch.uint8, device="cuda")
+    assert requested() == (400 + 11 * MIB,) * 2 and torch.cuda.max_memory_allocated() == 512 + 12 * MIB
+    del y
+    assert requested() == (400, 400 + 11 * MIB)
+    torch.cuda.reset_peak_memory_stats()
+    assert requested() == (400, 400)
+    with torch.cuda.stream(side := torch.cuda.Stream()):
+        busy()
+        z = x + 1
+    x.record_stream(side)
+    del x       # the other stream may still use it: active, and requested
+    assert requested() == (800, 800) and torch.cuda.memory_allocated() == 512
+    torch.cuda.synchronize()
+    again = torch.empty(1, device="cuda")
+    assert requested() == (404, 800) and z.nbytes == 400 and again.nbytes == 4
+
+
+def test_tensors_may_live_until_the_interpreter_is_gone(tmp_path):
+    program = tmp_path / "program.py"
+    program.write_text(
+        "import torch\n"
+        "from utils import simgpu\n"
+        "from utils.simgpu import cudagraph, device\n"
+        "simgpu.install(simgpu.T4)\n"
+        "x, graph = torch.ones(4, device='cuda'), torch.cuda.CUDAGraph()\n"
+        "with torch.cuda.graph(graph):\n"
+        "    y = x * 2\n"
+        "torch.modules, torch.kept = (cudagraph, device), [x, y, graph]    # torch goes last\n"
+        "print('done')\n"
+    )
+    found = subprocess.run(
+        [sys.executable, str(program)], capture_output=True, text=True, env=os.environ | {"PYTHONPATH": str(ROOT)}
+    )
+    assert (found.stdout, found.stderr, found.returncode) == ("done\n", "", 0)
 
 
 def test_gemm_workspace_once_per_stream(gpu):

@@ -64,8 +64,7 @@ def _stat(name: str) -> Callable[..., int]:
 
 def reset_peak_memory_stats(device: Any = None) -> None:
     sessions.check_index(device)
-    stats = _memory().stats
-    stats.allocated_peak, stats.active_peak, stats.reserved_peak = stats.allocated, stats.active, stats.reserved
+    _memory().stats.reset_peaks()
 
 
 def memory_stats(device: Any = None) -> dict[str, int]:
@@ -78,6 +77,8 @@ def memory_stats(device: Any = None) -> dict[str, int]:
         "reserved_bytes.all.peak": s.reserved_peak,
         "active_bytes.all.current": s.active,
         "active_bytes.all.peak": s.active_peak,
+        "requested_bytes.all.current": s.requested,
+        "requested_bytes.all.peak": s.requested_peak,
         "allocation.all.allocated": s.allocations,
         "allocation.all.current": s.live,
         "num_alloc_retries": s.retries,

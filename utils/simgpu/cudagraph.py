@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable
 from itertools import count
 from typing import Any
 
@@ -95,8 +97,8 @@ class CUDAGraph:
             raise RuntimeError("Called CUDAGraph::pool() without a preceding successful capture.")
         return self._pool
 
-    def __del__(self) -> None:
-        if getattr(self, "_device", None) is not None:
+    def __del__(self, at_exit: Callable[[], bool] = sys.is_finalizing) -> None:
+        if getattr(self, "_device", None) is not None and not at_exit():
             self.reset()
 
     def enable_debug_mode(self) -> None:

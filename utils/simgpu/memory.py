@@ -1,7 +1,9 @@
 """A caching allocator on one arena: segments cut into blocks, freed blocks reused at once by their stream.
 
 The rules and sizes are those of PyTorch's CUDACachingAllocator (c10/cuda): 512-byte rounding, 2 MiB segments for
-requests up to 1 MiB, 20 MiB segments below 10 MiB, then multiples of 2 MiB; a scaled profile scales them.
+requests up to 1 MiB, 20 MiB segments below 10 MiB, then multiples of 2 MiB; a cached block is cut if at least 512
+bytes remain (requests up to 1 MiB) or more than 1 MiB (larger ones), else the tensor has all of it. A scaled profile
+scales these sizes. Where it differs: a tensor without elements takes a block here, and none on CUDA.
 """
 
 from __future__ import annotations
@@ -75,26 +77,35 @@ def format_bytes(count: int) -> str:
 @dataclass
 class Stats:
     """Bytes now and at their peak: ``allocated`` to tensors, ``active`` with freed blocks that other streams still
-    use (record_stream), ``reserved`` from the device."""
+    use (record_stream), ``requested`` of the active ones without what rounding and unsplit blocks add, ``reserved``
+    from the device."""
 
     allocated: int = 0
     active: int = 0
+    requested: int = 0
     reserved: int = 0
     allocated_peak: int = 0
     active_peak: int = 0
+    requested_peak: int = 0
     reserved_peak: int = 0
     allocations: int = 0
     live: int = 0
     ooms: int = 0
     retries: int = 0
 
-    def add(self, allocated: int = 0, reserved: int = 0, active: int = 0) -> None:
+    def add(self, allocated: int = 0, reserved: int = 0, active: int = 0, requested: int = 0) -> None:
         self.allocated += allocated
         self.active += active
+        self.requested += requested
         self.reserved += reserved
         self.allocated_peak = max(self.allocated_peak, self.allocated)
         self.active_peak = max(self.active_peak, self.active)
+        self.requested_peak = max(self.requested_peak, self.requested)
         self.reserved_peak = max(self.reserved_peak, self.reserved)
+
+    def reset_peaks(self) -> None:
+        self.allocated_peak, self.active_peak = self.allocated, self.active
+        self.requested_peak, self.reserved_peak = self.requested, self.reserved
 
 
 @dataclass
@@ -137,7 +148,7 @@ class Allocator:
         block.free, block.request, block.birth = False, nbytes, self.machine.count
         block.number, block.name, block.shared, block.queue = next(self.numbers), None, None, queue
         block.space.live[block.offset] = block
-        self.stats.add(allocated=block.size, active=block.size)
+        self.stats.add(allocated=block.size, active=block.size, requested=nbytes)
         self.stats.allocations += 1
         self.stats.live += 1
         self._remember()
@@ -232,7 +243,7 @@ class Allocator:
         insort(self.free_blocks.setdefault(key, []), tail)
 
     def _give_back(self, block: Block) -> None:
-        self.stats.add(active=-block.size)
+        self.stats.add(active=-block.size, requested=-block.request)
         block.space.live.pop(block.offset, None)
         block.free = True
         blocks = self.free_blocks.setdefault(block.pool, [])

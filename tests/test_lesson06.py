@@ -1,4 +1,4 @@
-"""Lesson 06's synchronous loop: tokens, rows, slots and cells are right for any requests and cancellations."""
+"""Lesson 06's loop: tokens, rows, slots and cells are right for any requests and cancellations."""
 
 from __future__ import annotations
 

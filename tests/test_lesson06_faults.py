@@ -110,7 +110,7 @@ def test_the_same_request_again_after_its_cancellation(after):
     assert a.tokens == lesson.expected(a)
 
 
-@pytest.mark.xfail(strict=True, raises=(AssertionError, ValueError), reason="is given the token; with its last one, a ValueError")
+@pytest.mark.xfail(strict=True, raises=(AssertionError, ValueError), reason="is given the token, or ValueError")
 @pytest.mark.parametrize("limit", [1, 3])
 def test_cancelled_between_its_rows_and_its_token(limit):
     request, scheduler = Request("a", [3], limit), lesson.Batching(1, 2)

@@ -29,6 +29,8 @@ POINTS = {
                                   "check_missing_edges": 3},
     "05_offload_and_swap": {"check_store_each": 2, "check_three_lanes": 3, "check_swap": 3, "check_place_layers": 3,
                             "check_reload_up_to": 2},
+    "06_continuous_batching": {"check_idle_share": 2, "check_speedup": 1, "check_admit": 2, "check_chunk_rows": 3,
+                               "check_Releasing": 3},
 }
 
 

@@ -25,18 +25,13 @@ def soon(monkeypatch):
     monkeypatch.setattr(timelimit, "AGAIN_S", 0.01)
 
 
-@pytest.fixture(params=["timer", "thread"])
-def way(request, monkeypatch):
-    """Both ways to stop a function."""
-    if request.param == "thread":
-        monkeypatch.setattr(timelimit.Limit, "_set_timer", lambda self: False)
-    elif not hasattr(signal, "setitimer"):
+@pytest.fixture
+def way(monkeypatch):
+    """Where there is a timer."""
+    if not hasattr(signal, "setitimer"):
         pytest.skip("no timers here")
-    else:
-        monkeypatch.setattr(timelimit, "GRACE_S", 60.0)
-        return request.param
-    monkeypatch.setattr(timelimit, "GRACE_S", 0.2)   # it seldom meets a program outside of an operation
-    return request.param
+    monkeypatch.setattr(timelimit, "GRACE_S", 60.0)
+    return "timer"
 
 
 def judge(puzzle, answer, *arguments):
@@ -227,15 +222,22 @@ def test_handler_and_timer_are_as_before():
 
 @posix
 def test_an_alarm_of_somebody_else_is_left_alone():
+    """Then there is no limit of ours."""
     rang = []
     old = signal.signal(signal.SIGALRM, lambda *_: rang.append(True))
+
+    def longer_than_the_limit():
+        end = time.monotonic() + 3 * timelimit.LIMIT_S
+        while time.monotonic() < end:
+            pass
+        return 1
     try:
         signal.setitimer(signal.ITIMER_REAL, 100.0, 50.0)
-        assert not judge("f", endless).passed
+        assert judge("f", longer_than_the_limit).passed
         left, again = signal.getitimer(signal.ITIMER_REAL)
         assert 0 < left <= 100.0 and again == 50.0
         signal.setitimer(signal.ITIMER_REAL, 0.02)   # rings in the middle of the call
-        assert not judge("f", endless).passed
+        assert judge("f", longer_than_the_limit).passed
         assert rang == [True]
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
@@ -264,12 +266,12 @@ def test_the_learners_own_interrupt_goes_through(way):
     assert judge("f", returns_in_time).passed and not judge("f", endless).passed
 
 
-def test_other_threads_have_a_limit_too():
+def test_other_threads_have_no_limit_and_no_harm():
     seen = []
-    thread = threading.Thread(target=lambda: seen.append(judge("f", endless)))
+    thread = threading.Thread(target=lambda: seen.append(judge("f", returns_in_time)))
     thread.start()
     thread.join()
-    assert "had not returned after 0.1 s" in seen[0].says
+    assert seen[0].passed
 
 
 @posix

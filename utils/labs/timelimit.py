@@ -1,14 +1,12 @@
 """A limit of real time for one call of a learner's function: a loop that never ends is stopped.
 
-On the main thread of a POSIX system a timer's signal does it (SIGALRM); where that cannot be had (Windows, another
-thread, an alarm that somebody else has set), a second thread does, which has to wait while the function sleeps or waits
-for a lock. Neither can stop one call into C that never returns, such as ``sum(itertools.count())``, or a loop around
-all that is raised in it, BaseException too; nor can Ctrl-C.
+A timer's signal does it (SIGALRM), so there is no limit on Windows, in other threads than the main one, nor where
+somebody else has set an alarm. It cannot stop one call into C that never returns (``sum(itertools.count())``), or a
+loop around all that is raised in it, BaseException too; nor can Ctrl-C.
 """
 
 from __future__ import annotations
 
-import ctypes
 import signal
 import sys
 import threading
@@ -22,7 +20,6 @@ GROWTH_MIB = 4096   # of the process's memory in one call: a loop that appends i
 LOOK_S = 0.25       # from one look at the clock to the next
 AGAIN_S = 0.02      # the same behind the limit, until the function has stopped
 GRACE_S = 5.0       # behind the limit, in which no operation of the simulated device is broken off in its middle
-MISSES = 20         # in turn, until the second thread takes the block for left: frames may end as it looks at them
 SIMULATOR = str(Path(__file__).resolve().parents[1] / "simgpu")
 _in_force = threading.local()
 
@@ -41,35 +38,25 @@ class Limit:
     def __init__(self) -> None:
         self.limit_s, self.began_s = LIMIT_S, time.monotonic()
         self.says = ""                     # once it is passed
-        self.over, self.sending = threading.Event(), threading.Lock()
         self.handler: Any = None           # of SIGALRM, before ours
         self.tracer: tuple[Any, ...] = ()   # of the interpreter, before ours; empty where it was left alone
         self.block: FrameType | None = None
-        self.thread = threading.get_ident()
 
     def __enter__(self) -> Limit:
         if getattr(_in_force, "limit", None) is None:
             _in_force.limit, self.block, self.peak_mib = self, sys._getframe(1), _peak_mib()
-            if not self._set_timer():
-                threading.Thread(target=self._watch, name="time limit", daemon=True).start()
+            self._set_timer()
         return self
 
     def __exit__(self, *_: object) -> None:
-        try:
-            self._end()
-        except Unreturned:   # sent by the second thread, and come late
-            self._end()
+        self._end()
 
     def _end(self) -> None:
         if self.block is None:
             return
         if self.tracer:
             sys.settrace(self.tracer[0])
-        if self.handler is None:
-            with self.sending:
-                self.over.set()
-            _look_at_lines()   # any call of a function raises what was sent before
-        else:
+        if self.handler is not None:
             signal.setitimer(signal.ITIMER_REAL, 0)
             if signal.getsignal(signal.SIGALRM) != self.handler:
                 signal.signal(signal.SIGALRM, self.handler)
@@ -77,15 +64,14 @@ class Limit:
 
     # who looks at the clock
 
-    def _set_timer(self) -> bool:
-        """Whether the signal was free to be used."""
+    def _set_timer(self) -> None:
+        """Where the signal is free to be used."""
         if not hasattr(signal, "setitimer") or threading.current_thread() is not threading.main_thread():
-            return False
+            return
         if signal.getitimer(signal.ITIMER_REAL)[0] > 0 or signal.getsignal(signal.SIGALRM) is None:
-            return False
+            return
         self.handler = signal.signal(signal.SIGALRM, self._rang)
         signal.setitimer(signal.ITIMER_REAL, min(LOOK_S, self.limit_s))
-        return True
 
     def _rang(self, _: int, frame: FrameType | None) -> None:
         if not self._inside(frame):
@@ -105,17 +91,6 @@ class Limit:
         """An operation of the simulated device is over."""
         frame.f_trace = None
         raise Unreturned
-
-    def _watch(self) -> None:
-        step_s, missed = min(LOOK_S, self.limit_s), 0
-        while not self.over.wait(step_s) and missed < MISSES:
-            frame = sys._current_frames().get(self.thread)
-            missed = 0 if self._inside(frame) else missed + 1
-            if not missed and self._passed():
-                step_s = AGAIN_S
-                with self.sending:
-                    if self._may_stop(frame) and not self.over.is_set():
-                        _stop(self.thread)
 
     # what is seen then
 
@@ -151,11 +126,6 @@ class Limit:
 
 def _look_at_lines(*_: Any) -> None:
     """Set as the interpreter's tracer, it makes the f_trace of frames count, and traces nothing itself."""
-
-
-def _stop(thread: int) -> None:
-    """Let a thread raise Unreturned as soon as it can. (Never taken back: CPython 3.11 hangs when it then traces.)"""
-    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), ctypes.py_object(Unreturned))
 
 
 def _peak_mib() -> float:

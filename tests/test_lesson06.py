@@ -11,6 +11,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from utils import simgpu
+from utils.labs.lab06.data import Cells
 from utils.lessons import import_lesson
 
 lesson = import_lesson("06_continuous_batching")
@@ -95,7 +96,7 @@ class Watch:
         self.check_slots()
         self.check_rows(rows, done, at_ms)
         if rows:
-            self.all_rows.append([(row.request, row.request.slot, row.token, row.position) for row in rows])
+            self.all_rows.append([(row.request, row.slot, row.token, row.position) for row in rows])
         return rows
 
     def check_rows(self, rows, done, at_ms):
@@ -106,7 +107,7 @@ class Watch:
             words = [*row.request.prompt, *row.request.tokens]
             assert row.request in self.running and row.request.arrival_ms <= at_ms and not row.request.finished
             assert (row.position, row.token) == (at[row.request], words[row.position])
-            assert row.last == (row.position == len(words) - 1)
+            assert row.last == (row.position == len(words) - 1) and row.slot == row.request.slot
             at[row.request] += 1
         mine = {request: sum(row.request is request for row in rows) for request in self.running}
         decode = [request for request in self.running if done[request][1]]
@@ -147,11 +148,13 @@ class Snapshots(lesson.IntegerModel):
         return result
 
     def check(self, all_rows):
-        """Each step wrote its rows' cells, and no others."""
-        kept = [cells.cpu() for cells in getattr(self, "kept", [self.cells])]
+        """Each step wrote its rows' cells in both layers, and no others."""
+        kept, python = [cells.cpu() for cells in getattr(self, "kept", [self.cells])], Cells()
         for before, after, rows in zip(kept[:-1], kept[1:], all_rows, strict=True):
-            for _, slot, token, position in rows:
-                before[slot, position] = lesson.mix(token, position)
+            python.step((token, slot, position, False) for _, slot, token, position in rows)
+            for layer, cells in enumerate(python.layers):
+                for _, slot, _, position in rows:
+                    before[layer, slot, position] = cells[slot, position]
             assert torch.equal(before, after)
 
 
@@ -177,13 +180,10 @@ def test_any_requests_get_their_tokens(drawn, cancellations, slots, extra, kind,
 
 def in_python(scheduler):
     """The loop without a device: 1 ms for a step; the number of steps, and of slots that somebody had in them."""
-    cells, at_ms, steps, held = {}, 0.0, 0, 0
+    cells, at_ms, steps, held = Cells(), 0.0, 0, 0
     while scheduler.waiting or scheduler.running:
         rows, held = scheduler.step(at_ms), held + len(scheduler.running)
-        for row in rows:
-            cells[row.request.slot, row.position] = lesson.mix(row.token, row.position)
-        tokens = [lesson.next_token([cells[row.request.slot, n] for n in range(row.position + 1)]) if row.last else None
-                  for row in rows]
+        tokens = cells.step((row.token, row.slot, row.position, row.last) for row in rows)
         at_ms += 1 if rows else 0.1
         steps += bool(rows)
         lesson.take(scheduler, rows, tokens, at_ms)
@@ -226,8 +226,7 @@ def test_the_model_and_plain_python(chunks, numerics):
                 words[slot] += tokens
             random.Random(n).shuffle(rows)
             got = model(*torch.tensor(rows).t().contiguous().cuda()).tolist()
-            assert got == [lesson.next_token([lesson.mix(word, i) for i, word in enumerate(words[slot][:position + 1])])
-                           for _, slot, position in rows]
+            assert got == [lesson.next_token(words[slot][:position + 1]) for _, slot, position in rows]
         assert gpu.hazards == []
 
 

@@ -99,7 +99,7 @@ def _row(given: Any) -> Any | None:
                                           (given.request, given.token, given.position, given.last))
     except (AttributeError, TypeError, ValueError):
         return None
-    if number(token) is None or number(position) is None or not hasattr(request, "prompt"):
+    if number(token) is None or number(position) is None or not hasattr(request, "slot"):
         return None
     return lesson().Row(request, int(token), int(position), bool(last))
 

@@ -59,15 +59,19 @@ class Cells:
     """The lesson's model in plain Python: what each row of a step writes, and the token that follows it."""
 
     def __init__(self) -> None:
-        self.cells: dict[tuple[int, int], int] = {}
+        self.layers: list[dict[tuple[int, int], int]] = [{} for _ in range(lesson().LAYERS)]   # by slot and position
 
     def step(self, rows: Iterable[tuple[int, int, int, bool]]) -> list[int | None]:
         """Rows of token, slot, position and whether it is asked what follows -> that, or None."""
-        rows, lab = list(rows), lesson()
-        for token, slot, position, _ in rows:
-            self.cells[slot, position] = lab.mix(token, position)
-        return [lab.next_token([self.cells.get((slot, n), 0) for n in range(position + 1)]) if asked else None
-                for _, slot, position, asked in rows]
+        rows, mix, prime = list(rows), lesson().mix, lesson().PRIME
+        x = [token for token, *_ in rows]
+        for cells in self.layers:
+            cells.update(((slot, position), mix(value, position))
+                         for value, (_, slot, position, _) in zip(x, rows, strict=True))
+            x = [sum(cells.get((slot, n), 0) * pow(31, n, prime) for n in range(position + 1)) % prime
+                 for _, slot, position, _ in rows]
+        return [value * value % prime % lesson().WORDS if asked else None
+                for value, (*_, asked) in zip(x, rows, strict=True)]
 
 
 def right_rows(running: Iterable[Any], budget: int) -> list[Any]:

@@ -111,8 +111,7 @@ def _admit(state: State, loaded: bool) -> None:
         state.log.append(f"{request.name} comes into slot {slot}")
         if loaded:
             request.done = len(request.prompt) - 1
-            for n in range(request.done):
-                state.cells.cells[slot, n] = lesson().mix(request.prompt[n], n)
+            state.cells.step((request.prompt[n], slot, n, False) for n in range(request.done))
 
 
 def _cancel(state: State, step: int, when: str) -> None:

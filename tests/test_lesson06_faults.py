@@ -157,9 +157,9 @@ def test_a_request_is_added_once(steps, cancelled, state):
     if cancelled:
         scheduler.cancel(request)
     waiting, free = list(scheduler.waiting), list(scheduler.free)
-    with pytest.raises(ValueError, match="^a: added before"):
+    with pytest.raises(ValueError, match=r"^a: added before"):
         scheduler.add(new, request)
-    with pytest.raises(ValueError, match="^new: added before"):
+    with pytest.raises(ValueError, match=r"^new: added before"):
         scheduler.add(new, new)
     assert list(scheduler.waiting) == waiting and list(scheduler.free) == free
     scheduler.known.append(new)

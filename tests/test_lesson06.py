@@ -268,3 +268,30 @@ def test_the_idle_share(host_us):
     (wall, g), (measured, busy) = found
     h = wall - g - 0.6 + host_us / 1e3
     assert h / (h + g) == pytest.approx(1 - busy / measured, abs=0.003) and h + g == pytest.approx(measured, rel=0.003)
+
+
+@pytest.mark.parametrize("host_us, host_bound", [(0, False), (300, False), (900, True), (2000, True)])
+def test_the_limit_of_an_overlap(host_us, host_bound):
+    """max(H, g): H is what the serial loop's host does without its waits; without waits a step takes that long."""
+    requests = [Request("", prompt(1, 1, None), 30) for _ in range(4)]
+    with simgpu.session(CARD) as gpu:
+        model, scheduler = lesson.IntegerModel(4, 32), lesson.Batching(4, 4)
+        scheduler.add(*requests)
+        torch.cuda.synchronize()
+        begin, before = lesson.now_ms(), gpu.trace()
+        steps = lesson.synchronous(model, scheduler, host_us)
+        wall, trace = lesson.now_ms() - begin, gpu.trace()
+        g, waits = ((trace.busy_us(kind) - before.busy_us(kind)) / 1e3 / steps for kind in ("kernel", "sync"))
+        H = wall / steps - waits
+        buffers = [lesson.Buffers(4) for _ in range(20)]
+        torch.cuda.synchronize()
+        begin = lesson.now_ms()
+        for one in buffers:                                             # the same, and nobody reads the tokens
+            simgpu.host_work(host_us, "schedule")
+            one.inputs.copy_(one.host_in, non_blocking=True)
+            one.outputs[:4] = model(*one.inputs[:, :4])
+            one.host_out.copy_(one.outputs, non_blocking=True)
+        torch.cuda.synchronize()
+        overlapped = (lesson.now_ms() - begin) / len(buffers)
+    assert (g < H) == host_bound and overlapped == pytest.approx(max(H, g), rel=0.06)
+    assert overlapped >= 0.999 * max(H, g)

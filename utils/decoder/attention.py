@@ -52,7 +52,7 @@ class OneEach:
     def __init__(self, cache: Cache, slots: torch.Tensor, positions: torch.Tensor, upto: int):
         self.cache, self.upto, self.slots, self.rows = cache, upto, cache.numbers, slots
         nobody = len(cache.numbers)
-        self.targets = torch.where(positions < 0, nobody, slots)        # a padding row is no slot's row
+        self.targets = slots.masked_fill(positions < 0, nobody)                # a padding row is no slot's row
         self.positions = self._by_slot(positions, -1)
         self.mask = cache.hidden_from(self.positions, upto)[:, None, None]              # (slots, 1, 1, upto)
 

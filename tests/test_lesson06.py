@@ -164,9 +164,10 @@ class Snapshots(lesson.IntegerModel):
 @settings(max_examples=22)
 @given(REQUESTS, CANCELLATIONS, SLOTS, EXTRA, st.sampled_from((Continuous, Static)), st.sampled_from((0, 100, 2000)),
        st.sampled_from(("exact", "adversarial")))
-@example([(14, n, 7 - n % 3, None, 0) for n in range(6)], [(3, 0, 2, True, True), (6, 1, 2, True, False)], 3, 0, Continuous, 0,
-         "adversarial")
-@example([(1, n, 1, 0, 0) for n in range(4)] * 2, [(n, 1, 1, True, n % 2 == 0) for n in range(5)], 2, 0, Continuous, 100, "exact")
+@example([(14, n, 7 - n % 3, None, 0) for n in range(6)], [(3, 0, 2, True, True), (6, 1, 2, True, False)], 3, 0,
+         Continuous, 0, "adversarial")
+@example([(1, n, 1, 0, 0) for n in range(4)] * 2, [(n, 1, 1, True, n % 2 == 0) for n in range(5)], 2, 0, Continuous,
+         100, "exact")
 @example([(9, 0, 1, None, 9)] * 4, [(0, 2, 2, False, False)], 2, 60, Static, 2000, "adversarial")
 def test_any_requests_get_their_tokens(drawn, cancellations, slots, extra, kind, host_us, numerics):
     requests = requests_of(drawn)

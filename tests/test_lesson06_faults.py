@@ -189,3 +189,15 @@ def test_its_slot_is_taken_again_before_its_token_is_there():
     lesson.take(scheduler, rows, [7], 0)
     lesson.take(scheduler, later, [8, 9], 0)
     assert a.tokens == [] and b.tokens == [9] and b.slot == 0
+
+
+def test_rows_keep_their_slots():
+    """Also of a request that has left before its rows are copied."""
+    a, b, scheduler = Request("a", [3], 4), Request("b", [5, 6], 4), lesson.Batching(2, 4)
+    scheduler.add(a, b)
+    rows = scheduler.step(0)
+    scheduler.cancel(b)
+    with simgpu.session(CARD):
+        buffers = lesson.Buffers(4)
+        buffers.fill(rows)
+        assert buffers.host_in[:, :3].tolist() == [[3, 5, 6], [0, 1, 1], [0, 0, 1]]

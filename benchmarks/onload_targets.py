@@ -17,7 +17,7 @@ from benchmarks.onload_programs import (
     RING_3,
     STREAMED,
 )
-from benchmarks.onload_windows import BACK_TO_BACK, READ, SYNCHRONIZE, lower_end, upper_end
+from benchmarks.onload_windows import BACK_TO_BACK, READ, SYNCHRONIZE, lower_end, ratio, upper_end
 
 OVER_BOUND, OVER_BOUND_NEAR, OVER_PEER, KEPT = 1.005, 1.02, 1.005, 0.996
 NEAR = 0.10                     # copy and compute this close: both sides compete for power and memory
@@ -56,12 +56,28 @@ def bound_limit(copy: float, compute: float) -> float:
     return OVER_BOUND_NEAR if abs(copy / compute - 1) <= NEAR else OVER_BOUND
 
 
+def over_bound_alike(programs: dict[str, Any]) -> dict[str, Any] | None:
+    """RING over max(copy, compute), a synchronize after each call of RING and of the resident model.
+
+    Copies alone are those back to back: no others are measured. None where the three have not the same repeats.
+    """
+    ways = ((RING, SYNCHRONIZE), (COPIES, BACK_TO_BACK), (RESIDENT, SYNCHRONIZE))
+    if not all(way in programs.get(name, {}) for name, way in ways):
+        return None
+    ours, copy, compute = (programs[name][way]["ms"]["all"] for name, way in ways)
+    if not len(ours) == len(copy) == len(compute):
+        return None
+    return ratio(ours, [max(each) for each in zip(copy, compute, strict=True)])
+
+
 def of_batch(row: dict[str, Any]) -> Iterator[dict[str, Any]]:
     batch, programs = row["batch"], row["programs"]
     limit = bound_limit(*(programs[name][BACK_TO_BACK]["ms"]["median"] for name in (COPIES, RESIDENT)))
     for way in (BACK_TO_BACK, SYNCHRONIZE, READ):
         ours, where = programs[RING][way], f"batch {batch}, {way}"
         yield at_most(f"{where}: time over max(copy, compute)", limit, ours["over_bound"])
+        if way == SYNCHRONIZE and (alike := over_bound_alike(programs)) is not None:
+            yield at_most(f"{where}: time over max(copy, compute called alike)", limit, alike)
         for peer in (GROUP, GROUP_RECORD, ACCELERATE):
             if (against := ours.get(f"over {peer}")) is not None:
                 yield at_most(f"{where}: time over that of {peer}", OVER_PEER, against)

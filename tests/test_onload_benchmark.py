@@ -24,7 +24,7 @@ from benchmarks.onload_programs import (
     random_weights,
     ring_mlp,
 )
-from benchmarks.onload_windows import BACK_TO_BACK, SYNCHRONIZE, compare, measure, ratio
+from benchmarks.onload_windows import BACK_TO_BACK, READ, SYNCHRONIZE, compare, measure, ratio
 from utils import simgpu
 
 BENCHMARKS = Path(__file__).resolve().parents[1] / "benchmarks"
@@ -163,6 +163,48 @@ def test_a_target_tells_a_wide_interval_from_a_miss():
     assert onload_targets.bound_limit(58.2, 58.0) == 1.02 and onload_targets.bound_limit(58.2, 80.0) == 1.005
 
 
+@pytest.fixture
+def loop():
+    """Times by repeat of a program that waits, beside copies and products that do and do not."""
+    def times(*values):
+        return {"ms": {"all": list(values)}}
+    return {COPIES: {BACK_TO_BACK: times(58.0, 59.0)}, RING: {SYNCHRONIZE: times(80.8, 82.42)},
+            RESIDENT: {BACK_TO_BACK: times(80.0, 81.0), SYNCHRONIZE: times(80.4, 81.6)}}
+
+
+def test_called_alike_the_bound_waits_too(loop):
+    assert onload_targets.over_bound_alike(loop) == ratio([80.8, 82.42], [80.4, 81.6])
+    loop[COPIES][BACK_TO_BACK]["ms"]["all"] = [80.6, 90.0]              # the larger one of each repeat
+    assert onload_targets.over_bound_alike(loop) == ratio([80.8, 82.42], [80.6, 90.0])
+
+
+@pytest.mark.parametrize("program", [COPIES, RESIDENT])
+def test_called_alike_needs_the_same_repeats(loop, program):
+    for way in loop[program].values():
+        del way["ms"]["all"][0]
+    assert onload_targets.over_bound_alike(loop) is None
+
+
+def test_called_alike_needs_a_resident_model_that_waits(loop):
+    del loop[RESIDENT][SYNCHRONIZE]
+    assert onload_targets.over_bound_alike(loop) is None
+
+
+def test_called_alike_is_a_limit_beside_the_stated_one(result):
+    cells = []
+    for row in result["mlp"]:
+        found = {target["target"]: target["found"] for target in onload_targets.of_batch(row)}
+        assert {SYNCHRONIZE in name for name in found if "called alike" in name} == {True}
+        stated, alike = (found[f"batch {row['batch']}, {SYNCHRONIZE}: time over max(copy, compute{word}) at most 1.005"]
+                         for word in ("", " called alike"))
+        assert stated == row["programs"][RING][SYNCHRONIZE]["over_bound"]
+        assert alike == onload_targets.over_bound_alike(row["programs"])
+        cells.append(onload_tables.interval(alike))
+    line = f"| over max(copy, compute called alike) | {' | '.join(cells)} |"
+    assert [line in table for table in onload_tables.tables(result) if table.startswith(f"| {RING}, ")] == [
+        False, True, False]
+
+
 def test_unrelated_copies_and_products_do_not_delay_each_other_here(result):
     for row in result["mlp"]:
         beside = {name: found["median"] for name, found in row["beside_each_other"].items()}
@@ -189,6 +231,14 @@ def test_the_page_has_the_tables_of_the_second_run():
               if not table.startswith("| weights")]
     assert len(tables) == 6 and all(table in page for table in tables)
     assert result["targets"] == [target for row in result["mlp"] for target in onload_targets.of_batch(row)]
+
+
+def test_a_batch_size_recorded_before_is_kept_and_quoted():
+    page, earlier = (BENCHMARKS / "README.md").read_text(encoding="utf-8"), recorded("onload_h200_2.json")["earlier"]
+    (row,) = earlier["mlp"]
+    assert row["batch"] == 2048
+    for way in (BACK_TO_BACK, READ):
+        assert onload_tables.interval(row["programs"][RING][way]["over_bound"]) in page
 
 
 def test_predictions_are_within_3_percent_and_on_the_page():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -68,6 +69,11 @@ def llama(shape: Shape, rows: int) -> torch.nn.Module:
         return LlamaModel(config).to(DTYPE).eval()
 
 
+def cache_argument(model: torch.nn.Module) -> str:
+    """What the model's forward calls its cache; transformers renamed it after 5.17."""
+    return "cache" if "cache" in inspect.signature(model.forward).parameters else "past_key_values"
+
+
 def chat(model: torch.nn.Module, ids: torch.Tensor, steps: Sequence[Step], offloading: bool,
          wait: bool) -> dict[str, Any]:
     """All steps on a new DynamicCache: ms and scores of each; the most memory beyond what there was."""
@@ -76,10 +82,10 @@ def chat(model: torch.nn.Module, ids: torch.Tensor, steps: Sequence[Step], offlo
     torch.cuda.synchronize()
     before = torch.cuda.memory_allocated()
     torch.cuda.reset_peak_memory_stats()
-    cache = DynamicCache(config=model.config, offloading=offloading)
+    cache = {cache_argument(model): DynamicCache(config=model.config, offloading=offloading)}
     scores, events = [], [mark()]
     for step in steps:
-        found = model(input_ids=input_of(step, ids, scores)[None], past_key_values=cache, use_cache=True)
+        found = model(input_ids=input_of(step, ids, scores)[None], use_cache=True, **cache)
         scores.append(found.last_hidden_state[0, -1] @ model.embed_tokens.weight.t())
         events.append(mark())
         if wait:

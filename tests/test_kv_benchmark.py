@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks import kv_offload, kv_offload_cases, kv_offload_checks, kv_offload_tables
+from benchmarks import kv_offload, kv_offload_cases, kv_offload_checks, kv_offload_peers, kv_offload_tables
 from benchmarks.kv_offload_cases import Case
 from benchmarks.kv_offload_link import Directions
 from benchmarks.kv_offload_steps import (
@@ -168,6 +168,16 @@ def test_shares_of_both_directions(gpu):
     assert both == pytest.approx(link.share * (link.in_rate + link.out_rate))
     assert link.transfer_ms(link.in_rate, 0) == pytest.approx(1)
     assert link.transfer_ms(link.in_rate, link.out_rate) == pytest.approx(1 / link.share)
+
+
+def test_the_cache_is_passed_under_the_name_that_the_model_has():
+    class Older(torch.nn.Module):
+        def forward(self, input_ids, past_key_values=None): ...
+
+    class Newer(torch.nn.Module):
+        def forward(self, input_ids, cache=None): ...
+
+    assert [kv_offload_peers.cache_argument(model()) for model in (Older, Newer)] == ["past_key_values", "cache"]
 
 
 # ---- limits, on made-up results

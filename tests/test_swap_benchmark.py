@@ -9,7 +9,18 @@ import torch
 from benchmarks import two_models, two_models_tables
 from benchmarks.two_models_checks import after_failure, too_small
 from benchmarks.two_models_tables import targets
-from benchmarks.two_models_ways import AHEAD, NEEDED, NEEDED_WAIT, OURS, RESIDENT, SERIAL, STREAMED, TO, TO_PAGEABLE
+from benchmarks.two_models_ways import (
+    AHEAD,
+    NEEDED,
+    NEEDED_WAIT,
+    OURS,
+    PEERS,
+    RESIDENT,
+    SERIAL,
+    STREAMED,
+    TO,
+    TO_PAGEABLE,
+)
 from benchmarks.two_models_weights import Host, Sizes, lesson, streaming
 from benchmarks.two_models_windows import Case, average
 from utils import simgpu
@@ -174,7 +185,8 @@ def test_tables_have_a_row_for_every_way(result):
 # ---- what is recorded
 
 BENCHMARKS = Path(__file__).resolve().parents[1] / "benchmarks"
-RECORDED = ("two_models_h200.json", "two_models_h200_16384.json")
+TABLES = ("two_models_h200.json", "two_models_h200_16384.json")
+RECORDED = (*TABLES, "two_models_h200_first.json")
 
 
 def recorded(name):
@@ -183,9 +195,22 @@ def recorded(name):
 
 def test_the_page_has_the_recorded_tables():
     page = (BENCHMARKS / "README.md").read_text(encoding="utf-8")
-    for name in RECORDED:
+    for name in TABLES:
         for table in two_models_tables.tables(recorded(name)):
             assert table in page, table
+
+
+def test_the_page_has_what_ahead_exposed_in_every_recording():
+    page = (BENCHMARKS / "README.md").read_text(encoding="utf-8")
+    for name in RECORDED:
+        (case,) = recorded(name)["cases"]
+        exposed = two_models_tables.plus_minus(case["ways"][AHEAD]["exposed_ms"]).replace("-", "\u2212")
+        assert f"{exposed} ms" in page, exposed
+
+
+def test_peers_are_recorded_beside_ours():
+    (case,) = recorded(TABLES[0])["cases"]
+    assert set(case["ways"]) == {RESIDENT, *OURS, *PEERS}
 
 
 @pytest.mark.parametrize("name", RECORDED)

@@ -1,6 +1,6 @@
 """A decoder's KV cache in host memory, measured on a GPU: StreamedKV of lesson 05 beside its bounds and beside others.
 
-    python benchmarks/kv_offload.py --output FILE            on a CUDA machine, with transformers; ~2 minutes
+    python benchmarks/kv_offload.py --output FILE            on a CUDA machine, with transformers; ~3 minutes
     python benchmarks/kv_offload.py --small --output FILE    the same code on the simulated device, with small sizes
 
 For each shape and chunk size: prefill in chunks, then some tokens one by one, back to back. In each repeat the rates

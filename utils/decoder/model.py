@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
+from . import fused
 from . import weights as made
 from .attention import Cache, OneEach, Tiles, round_up
 from .config import Config
@@ -38,6 +39,7 @@ class SlotDecoder:
             self.weights = weights or made.random(config, dtype, device, seed)
             self.cache = Cache(config, slots, cells, dtype, device)
             self.rotary = Rotary(config, self.cache.keys.shape[3], dtype, device)
+        self.fused = fused.possible(config, slots, self.weights.embed)       # False: operators of PyTorch alone
 
     # ---- what a server calls
 
@@ -74,7 +76,10 @@ class SlotDecoder:
     ) -> torch.Tensor:
         self._check(tokens, slots, positions, one_each=way is OneEach)
         rows = way(self.cache, slots, positions, self._width(upto))
-        x, turn = F.embedding(rows.tokens_of(tokens), self.weights.embed), self.rotary.at(rows.positions)
+        x = F.embedding(rows.tokens_of(tokens), self.weights.embed)
+        if self.fused and way is OneEach:
+            return F.linear(rows.asked(fused.hidden(self, x, rows)), self.weights.head)
+        turn = self.rotary.at(rows.positions)
         for number, layer in enumerate(self.weights.layers):
             self._attention(number, layer, x, turn, rows)
             self._mlp(layer, x)

@@ -1,0 +1,57 @@
+"""The decode step's own kernels: by Triton's interpreter on the CPU, and compiled where there is a CUDA device."""
+
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from decoder_fused import CELLS, POSITIONS, both, filled, rows
+
+from utils import simgpu
+from utils.decoder import LLAMA_3_8B, Config, SlotDecoder, fused
+
+WIDE = Config(words=512, width=512, layers=3, heads=8, kv_heads=2, dim=64, hidden=1024)
+
+
+def test_in_the_interpreter():
+    """In a process of its own: how kernels run is settled when triton is imported."""
+    pytest.importorskip("triton", reason="it comes with PyTorch where that is for CUDA")
+    here = Path(__file__).parent
+    found = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(here / "decoder_interpreted.py")],
+        cwd=here.parent, env=os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}, text=True,
+        capture_output=True)
+    assert found.returncode == 0 and "15 passed" in found.stdout, found.stdout[-4000:] + found.stderr[-1000:]
+
+
+def test_whom_the_kernels_are_for():
+    assert fused.fits(LLAMA_3_8B) and fused.fits(WIDE)
+    for changes in ({"qkv_bias": True}, {"qk_norm": True}, {"dim": 48}, {"width": 500}, {"hidden": 1000}, {"dim": 8}):
+        assert not fused.fits(replace(WIDE, **changes))
+    assert not SlotDecoder(WIDE, 2, 16, device="cpu").fused
+    with simgpu.session(simgpu.H200):
+        assert not SlotDecoder(WIDE, 2, 16).fused
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="this machine has no CUDA device")
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("positions", POSITIONS)
+def test_compiled_the_same_as_the_operators_and_as_a_graph(dtype, positions):
+    model, live = filled(WIDE, dtype, "cuda"), torch.tensor(positions) >= 0
+    assert model.fused and not SlotDecoder(WIDE, fused.ROWS + 1, 16).fused
+    (plain, *caches), (found, *own) = both(model, positions, "cuda")
+    near = 0.1 if dtype == torch.bfloat16 else 0.02
+    torch.testing.assert_close(found[live], plain[live], atol=near, rtol=0)
+    for theirs, ours in zip(caches, own, strict=True):
+        torch.testing.assert_close(ours[:, :, :, :CELLS], theirs[:, :, :, :CELLS], atol=near, rtol=0)
+    model.fused, given = True, rows(positions, "cuda")
+    expected = model.logits(*given, one_each=True)
+    graph = torch.cuda.CUDAGraph()
+    torch.cuda.synchronize()
+    with torch.cuda.graph(graph):
+        replayed = model.logits(*given, one_each=True)
+    graph.replay()
+    assert torch.equal(replayed[live], expected[live])

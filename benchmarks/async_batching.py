@@ -43,8 +43,8 @@ from utils.decoder import LLAMA_3_8B, TINY, SlotDecoder
 
 PARTS = ("step", "memory", "loops", "profile", "sweep", "peers")
 FULL = {"config": LLAMA_3_8B, "slots": 32, "cells": 320, "dtype": torch.bfloat16, "contexts": [64, 320],
-        "work": Work(32, 64, 256, 512, LLAMA_3_8B.words), "repeats": 3, "inner": 30, "windows": 5, "copy": 4 << 30,
-        "short": 12, "busy_ms": [0, 1, 2, 3, 4, 5, 6, 8, 12, 20], "swept": 48}
+        "work": Work(32, 64, 256, 512, LLAMA_3_8B.words), "repeats": 5, "inner": 30, "windows": 5, "copy": 4 << 30,
+        "short": 32, "busy_ms": [0, 1, 2, 3, 4, 5, 6, 8, 12, 20], "swept": 96}
 SMALL = {"config": TINY, "slots": 4, "cells": 48, "dtype": torch.float32, "contexts": [16, 48],
          "work": Work(4, 8, 12, 16, TINY.words), "repeats": 2, "inner": 2, "windows": 2, "copy": 1 << 20,
          "short": 4, "busy_ms": [0, 0.5, 2], "swept": 36}

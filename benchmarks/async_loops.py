@@ -50,18 +50,23 @@ def of_way(runs: Sequence[Played], count: int) -> dict[str, Any]:
 def of_pair(runs: dict[str, list[Played]], synchronous: str, asynchronous: str) -> dict[str, Any]:
     """Shares of the synchronous loop's time, and what of the predicted saving is there.
 
-    Predicted from the synchronous run: each step saves the smaller of the host's part and its own time on the device,
-    h / (h + g) where the host's is the smaller one.
+    Predicted from the synchronous run alone: a long one with the host's part h always below g saves h / (h + g).
     """
     pairs = list(zip(runs[synchronous], runs[asynchronous], strict=True))
     shares = [sync.host / (sync.host + sync.gpu) for sync, _ in pairs]
-    predicted = [sum(min(sync.host, each) for each in sync.forward) / sync.wall for sync, _ in pairs]
+    predicted = [1 - sync.ahead / sync.wall for sync, _ in pairs]
     saved = [1 - ahead.wall / sync.wall for sync, ahead in pairs]
     return {"synchronous": synchronous, "asynchronous": asynchronous, "host_share": summary(shares),
-            "predicted_saving": summary(predicted), "saving": saved_of(saved),
+            "predicted_saving": saved_of(predicted), "saving": saved_of(saved),
             "saved_of_predicted": ratio(saved, predicted),
             "wall_over_synchronous_gpu": ratio([ahead.wall for _, ahead in pairs],
                                                [sum(sync.forward) for sync, _ in pairs])}
+
+
+def launches_of(runs: Sequence[Sequence[float]]) -> dict[str, float]:
+    """Host's time to launch: most steps, and the longest one (a piece of prompts)."""
+    each = sorted(ms for run in runs for ms in run)
+    return {"median": round(each[len(each) // 2], 4), "longest": round(each[-1], 4)}
 
 
 def saved_of(values: Sequence[float]) -> dict[str, Any]:
@@ -73,16 +78,18 @@ def saved_of(values: Sequence[float]) -> dict[str, Any]:
 
 def sweep(ways: Ways, work: Work, busy_ms: Sequence[float], repeats: int, after: Callable[[], object],
           late: Callable[[], bool]) -> list[dict[str, Any]]:
-    """Loops with graphs, the host busy for so long in each step: wall beside steps · max(host, GPU), and the saving."""
+    """With graphs, the host busy for so long in each step: wall beside the sum of max(host, GPU), and the saving."""
     rows = []
     for ms in busy_ms:
         if late():
             break
         runs = in_turn(ways, work, repeats, (SYNC_GRAPHS, ASYNC_GRAPHS), ms * 1000, after)
         pairs = list(zip(runs[SYNC_GRAPHS], runs[ASYNC_GRAPHS], strict=True))
-        predicted = [sum(max(sync.host, each) for each in sync.forward) + sync.host for sync, _ in pairs]
+        predicted = [sync.ahead for sync, _ in pairs]
         rows.append({"busy_ms": ms, "host_ms": summary([sync.host for sync, _ in pairs]),
                      "gpu_ms": summary([sync.gpu for sync, _ in pairs]),
+                     "launch_ms": [launches_of([run.launches for run in runs[name]]) for name in runs],
+                     "steps": [runs[name][0].steps for name in runs],
                      "predicted_wall_ms": summary(predicted),
                      "over_predicted": ratio([ahead.wall for _, ahead in pairs], predicted)}
                     | {f"{name} wall_ms": summary([run.wall for run in runs[name]]) for name in runs}

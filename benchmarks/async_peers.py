@@ -17,7 +17,9 @@ from utils.decoder import SlotDecoder, parts, whole
 from utils.trace import record
 
 PAGE = 32               # tokens: the requests' pages are then all of the cache, and no padding
-MODES = {"sync": (False, False), "async": (True, False), "sync, graphs": (False, True), "async, graphs": (True, True)}
+FINE = 2048             # keys to pad to, in tokens: the default, 16,384, is more than these requests have at their end
+MODES = {"sync": (False, False), "async": (True, False), "sync, graphs": (False, True), "async, graphs": (True, True),
+         "async, graphs, keys padded finely": (True, True, FINE)}       # ahead, graphs, padding unless the default
 
 
 def llama(decoder: SlotDecoder, device: str) -> torch.nn.Module:
@@ -37,24 +39,25 @@ def llama(decoder: SlotDecoder, device: str) -> torch.nn.Module:
     return model.eval()
 
 
-def settings(work: Work, ahead: bool, graphs: bool) -> Any:
-    """Pages for exactly these requests; no padding beyond them."""
+def settings(work: Work, ahead: bool, graphs: bool, keys: int = 0) -> Any:
+    """Pages for exactly these requests, and no more rows than them; ``keys``: to which multiple, 0 for the default."""
     from transformers import ContinuousBatchingConfig
 
     pages = work.requests * -(-(work.prompt + work.tokens) // PAGE)
     size = "page_size" if "page_size" in {field.name for field in fields(ContinuousBatchingConfig)} else "block_size"
     return ContinuousBatchingConfig(
         **{size: PAGE}, num_blocks=pages + 2, max_batch_tokens=work.budget, allow_block_sharing=False,
-        use_async_batching=ahead, use_cuda_graph=graphs, q_padding_interval_size=work.requests)
+        use_async_batching=ahead, use_cuda_graph=graphs, q_padding_interval_size=work.requests,
+        kv_padding_interval_size=keys)
 
 
 class Peer:
     """One mode: a manager that is kept between calls, as a server would."""
 
-    def __init__(self, model: torch.nn.Module, work: Work, ahead: bool, graphs: bool):
+    def __init__(self, model: torch.nn.Module, work: Work, *mode: Any):
         from transformers import GenerationConfig
 
-        self.model, self.work, self.settings = model, work, settings(work, ahead, graphs)
+        self.model, self.work, self.settings = model, work, settings(work, *mode)
         self.generation = GenerationConfig(do_sample=False, eos_token_id=-1, pad_token_id=0,
                                            max_new_tokens=work.tokens)
 
@@ -74,9 +77,9 @@ class Peer:
 
 
 @contextmanager
-def opened(model: torch.nn.Module, work: Work, ahead: bool, graphs: bool) -> Any:
+def opened(model: torch.nn.Module, work: Work, *mode: Any) -> Any:
     try:
-        yield Peer(model, work, ahead, graphs)
+        yield Peer(model, work, *mode)
     finally:
         with suppress(Exception):
             model.destroy_cached_continuous_batching_manager()
@@ -88,11 +91,11 @@ def transformers_modes(decoder: SlotDecoder, work: Work, ours: list[list[int]], 
                        late: Callable[[], bool], after: Callable[[str, Any], object]) -> None:
     """All modes (on a CPU the only one that it has there); ``after`` gets each as soon as it is done, or its error."""
     model = llama(decoder, "cuda" if on_gpu else "cpu")
-    for name, (ahead, graphs) in MODES.items():
-        if late() or ((ahead or graphs) and not on_gpu):
+    for name, mode in MODES.items():
+        if late() or (any(mode) and not on_gpu):
             continue
         try:
-            with opened(model, work, ahead, graphs) as peer:
+            with opened(model, work, *mode) as peer:
                 found = of_mode(peer, decoder, work, ours, on_gpu)
         except Exception as error:      # another's program: no reason to lose the other modes
             found = {"error": f"{type(error).__name__}: {error}"}
@@ -101,7 +104,8 @@ def transformers_modes(decoder: SlotDecoder, work: Work, ours: list[list[int]], 
 
 def of_mode(peer: Peer, decoder: SlotDecoder, work: Work, ours: list[list[int]], on_gpu: bool) -> dict[str, Any]:
     short = min(work.tokens, 8)
-    peer.run(short)                                                 # captures, kernels
+    graphs = peer.settings.use_cuda_graph and peer.settings.kv_padding_interval_size
+    peer.run(work.tokens if graphs else short)                      # kernels, and every graph that will be needed
     found = peer.run(work.tokens)
     tokens, count = found.pop("tokens"), work.requests * work.tokens
     found |= {"wall_ms": round(found["wall_ms"], 2), "tokens_per_s": round(count / found["wall_ms"] * 1000, 2),

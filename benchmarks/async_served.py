@@ -86,11 +86,15 @@ def busy(us: float) -> None:
 # ---- the model, as the loops call it
 
 class Served:
-    """A decoder, with events around each of its steps."""
+    """A decoder, with events around each of its steps, and the host's time to launch it."""
 
     def __init__(self, decoder: SlotDecoder):
         self.decoder, self.slots, self.length = decoder, decoder.slots, decoder.length
-        self.one_each, self.spans, self.begun = False, [], None
+        self.one_each, self.begun = False, None
+        self.forget()
+
+    def forget(self) -> None:
+        self.spans, self.launches = [], []
 
     def begin(self) -> None:
         """From here on it is the next step's time."""
@@ -99,7 +103,9 @@ class Served:
     @contextmanager
     def timed(self) -> Iterator[None]:
         begun, self.begun = self.begun or mark(), None
+        since = now_ms()
         yield
+        self.launches.append(now_ms() - since)
         self.spans.append((begun, mark()))
 
     def __call__(self, tokens: torch.Tensor, slots: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
@@ -218,6 +224,7 @@ class Played:
     wall: float
     steps: int
     forward: list[float]                # each step's time on the device
+    launches: list[float]               # the host's to launch it, during which the device may be at it
     between: list[float]                # from a step's end to the next one's begin
     tokens: list[list[int]]
 
@@ -228,8 +235,19 @@ class Played:
 
     @property
     def host(self) -> float:
-        """What a step of the synchronous loop takes beside its time on the device."""
+        """What a step of the synchronous loop takes beside its time on the device, h."""
         return (self.wall - sum(self.forward)) / self.steps
+
+    @property
+    def ahead(self) -> float:
+        """Of a synchronous run, the wall time of the asynchronous one: a step takes max(H, g), as lesson 06 has it.
+
+        H is all that the host does, h and the launches, which the synchronous loop has under g: pieces of prompts are
+        launched operator by operator, and that takes long. One h more: nothing hides the first step's, or the last look
+        for rows.
+        """
+        each = zip(self.launches, self.forward, strict=True)
+        return sum(max(self.host + launch, g) for launch, g in each) + self.host
 
     @property
     def gpu(self) -> float:
@@ -254,14 +272,15 @@ class Ways:
         model = self.replayed if way == SYNC_GRAPHS else self.eager
         scheduler = (AsyncBatching if way in (ASYNC, ASYNC_GRAPHS) else Batching)(model.slots, self.budget)
         scheduler.model, scheduler.busy_us = model, busy_us
-        requests, model.spans = work.make(), []
+        requests = work.make()
+        model.forget()
         scheduler.add(*requests)
         torch.cuda.synchronize()
         begin = now_ms()
         steps = self.loop(way)(model, scheduler)
         torch.cuda.synchronize()
         wall = now_ms() - begin
-        return played(wall, steps, model.spans, requests)
+        return played(wall, steps, model, requests)
 
     def loop(self, way: str) -> Callable[..., int]:
         if way in (SYNC, SYNC_GRAPHS):
@@ -271,10 +290,11 @@ class Ways:
         return lambda model, scheduler: lesson_07.asynchronous(model, scheduler, pipeline=lambda model, rows: pipeline)
 
 
-def played(wall: float, steps: int, spans: list[Any], requests: list[Request]) -> Played:
+def played(wall: float, steps: int, model: Served, requests: list[Request]) -> Played:
+    spans = model.spans
     if len(spans) != steps or not all(request.finished for request in requests):
         raise RuntimeError(f"{len(spans)} steps on the device, {steps} of the loop; "
                            f"{sum(request.finished for request in requests)} of {len(requests)} requests are finished")
     forward = [begin.elapsed_time(end) for begin, end in spans]
     between = [end.elapsed_time(begin) for (_, end), (begin, _) in itertools.pairwise(spans)]
-    return Played(wall, steps, forward, between, [request.tokens for request in requests])
+    return Played(wall, steps, forward, model.launches, between, [request.tokens for request in requests])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from benchmarks.async_served import Graphed, Served, capture, lesson_06, lesson_07, mark
 from benchmarks.onload_windows import summary
 from benchmarks.two_models_windows import give_back
-from utils.decoder import SlotDecoder
+from utils.decoder import SlotDecoder, fused
 from utils.decoder.attention import OneEach
 
 WARM_UPS = 3
@@ -44,23 +44,37 @@ def windows(step: Callable[[], Any], inner: int, repeats: int) -> list[float]:
 
 def decode_step(decoder: SlotDecoder, contexts: list[int], gb_per_s: float, inner: int,
                 repeats: int) -> list[dict[str, Any]]:
-    """For contexts of so many cells in every slot: a step eager and as a graph, and parts of it alone, as graphs."""
-    rows = []
+    """For contexts of so many cells in every slot: a step eager and as a graph, and parts of it alone, as graphs.
+
+    Where it has kernels of its own, the same by PyTorch's operators alone: "plain ...".
+    """
+    rows, own = [], decoder.fused
     for cells in contexts:
         slots = torch.arange(decoder.slots).to("cuda")
         given = [torch.full_like(slots, 1), slots, torch.full_like(slots, cells - 1)]
         nbytes = decoder.step_nbytes(cells)
         floor = nbytes / gb_per_s / 1e6
-        ways = {"eager": lambda given=given, cells=cells: decoder.decode(*given, upto=cells)}
-        ways |= {name: graph_of(step) for name, step in (
-            ("graph", ways["eager"]), ("products", lambda: products(decoder, decoder.slots)),
-            ("attention", lambda given=given, cells=cells: attention(decoder, given, cells)))}
-        ms = {name: windows(step, inner, repeats) for name, step in ways.items()}
-        rows.append({"cells": cells, "nbytes": nbytes, "floor_ms": round(floor, 4),
+        ms = {}
+        for prefix in ("", "plain ") if own else ("",):
+            decoder.fused = own and not prefix
+            ms |= {prefix + name: windows(step, inner, repeats) for name, step in ways_of(decoder, given, cells)}
+        decoder.fused = own
+        rows.append({"cells": cells, "nbytes": nbytes, "floor_ms": round(floor, 4), "fused": own,
                      "ms": {name: summary(each) for name, each in ms.items()},
-                     "over_floor": {name: round(summary(ms[name])["median"] / floor, 4) for name in ("eager", "graph")},
+                     "over_floor": {name: round(summary(each)["median"] / floor, 4) for name, each in ms.items()
+                                    if name.endswith(("eager", "graph"))},
                      "products_floor_ms": round(decoder.weights.step_nbytes / gb_per_s / 1e6, 4)})
     return rows
+
+
+def ways_of(decoder: SlotDecoder, given: list[torch.Tensor], cells: int) -> Iterator[tuple[str, Callable[[], Any]]]:
+    def eager() -> None:
+        decoder.decode(*given, upto=cells)
+
+    yield "eager", eager
+    yield "graph", graph_of(eager)
+    yield "products", graph_of(lambda: products(decoder, decoder.slots))
+    yield "attention", graph_of(lambda: attention(decoder, given, cells))
 
 
 def graph_of(step: Callable[[], Any]) -> Callable[[], None]:
@@ -74,22 +88,27 @@ def products(decoder: SlotDecoder, rows: int) -> None:
     x = torch.ones(rows, decoder.config.width, dtype=like.dtype, device="cuda")
     seen = torch.ones(rows, decoder.config.heads * decoder.config.dim, dtype=like.dtype, device="cuda")
     gated = torch.ones(rows, decoder.config.hidden, dtype=like.dtype, device="cuda")
+    added = fused.product if decoder.fused else lambda part, weight: torch.addmm(x, part, weight.t())
     for layer in weights.layers:
         F.linear(x, layer.qkv)
-        torch.addmm(x, seen, layer.out.t())
+        added(seen, layer.out)
         F.linear(x, layer.gate_up)
-        torch.addmm(x, gated, layer.down.t())
+        added(gated, layer.down)
     F.linear(x, weights.head)
 
 
 @torch.inference_mode()
 def attention(decoder: SlotDecoder, given: list[torch.Tensor], cells: int) -> None:
-    """The attention of all layers, in place over the cache."""
+    """The attention of all layers, in place over the cache; the kernel of its own turns and writes, too."""
     config, rows = decoder.config, OneEach(decoder.cache, given[1], given[2], -(-cells // 16) * 16)
-    q = torch.ones(decoder.slots, config.group, config.kv_heads, config.dim, dtype=decoder.cache.keys.dtype,
-                   device="cuda")
+    like = {"dtype": decoder.cache.keys.dtype, "device": "cuda"}
+    q = torch.ones(decoder.slots, config.group, config.kv_heads, config.dim, **like)
+    qkv = torch.ones(decoder.slots, (config.heads + 2 * config.kv_heads) * config.dim, **like)
     for layer in range(config.layers):
-        rows.attend(layer, q)
+        if decoder.fused:
+            fused.attended(qkv, decoder, layer, rows.positions)
+        else:
+            rows.attend(layer, q)
 
 
 # ---- memory

@@ -95,11 +95,18 @@ def tables(result: dict[str, Any]) -> Iterator[str]:
 
 
 def of_steps(result: dict[str, Any]) -> str:
-    heads = ["bytes, GB", "floor, ms", "eager", "graph", "graph / floor", "its products alone", "its attention alone"]
-    rows = [(f"{row['cells']} cells", [f"{row['nbytes'] / 1e9:.2f}", f"{row['floor_ms']:.2f}"]
-             + [f"{row['ms'][name]['median']:.2f}" for name in ("eager", "graph")]
-             + [f"{row['over_floor']['graph']:.3f}"]
-             + [f"{row['ms'][name]['median']:.2f}" for name in ("products", "attention")]) for row in result["step"]]
+    """With kernels of its own, and by PyTorch's operators alone."""
+    heads = ["GB read", "floor, ms", "eager", "graph", "graph / floor", "products alone", "attention alone",
+             "all else"]
+    rows = []
+    for row in result["step"]:
+        for prefix, how in (("", ", kernels of its own" if row["fused"] else ""), ("plain ", ", PyTorch's operators")):
+            if prefix + "graph" in row["ms"]:
+                eager, graph, *parts = (row["ms"][prefix + name]["median"]
+                                        for name in ("eager", "graph", "products", "attention"))
+                rows.append((f"{row['cells']} cells{how}", [
+                    f"{row['nbytes'] / 1e9:.2f}", f"{row['floor_ms']:.2f}", f"{eager:.2f}", f"{graph:.2f}",
+                    f"{row['over_floor'][prefix + 'graph']:.3f}", *(f"{ms:.2f}" for ms in (*parts, graph - sum(parts)))]))
     return grid(f"a decode step of {result['slots']} rows, ms", heads, rows)
 
 
@@ -121,10 +128,11 @@ def of_ways(result: dict[str, Any]) -> str:
 
 
 def of_busy(result: dict[str, Any]) -> str:
-    heads = ["host, ms", "GPU, ms", "host share", "wall synchronous, ms", "asynchronous", "over max(host, GPU)",
-             "saving predicted", "measured", "of the predicted"]
+    heads = ["host h, ms", "GPU, ms", "longest launch, ms", "host share", "wall synchronous, ms", "asynchronous",
+             "over max(host, GPU)", "saving predicted", "measured", "of the predicted"]
     rows = [(f"{row['busy_ms']:g} ms", [
-        f"{row['host_ms']['median']:.2f}", f"{row['gpu_ms']['median']:.2f}", f"{row['host_share']['median']:.1%}",
+        f"{row['host_ms']['median']:.2f}", f"{row['gpu_ms']['median']:.2f}",
+        f"{row['launch_ms'][0]['longest']:.1f}", f"{row['host_share']['median']:.1%}",
         f"{row['synchronous, graphs wall_ms']['median']:.1f}", f"{row['asynchronous, graphs wall_ms']['median']:.1f}",
         interval(row["over_predicted"]), f"{row['predicted_saving']['median']:.1%}", f"{row['saving']['median']:.1%}",
         interval(row["saved_of_predicted"])]) for row in result["sweep"]]

@@ -106,7 +106,8 @@ def of_steps(result: dict[str, Any]) -> str:
                                         for name in ("eager", "graph", "products", "attention"))
                 rows.append((f"{row['cells']} cells{how}", [
                     f"{row['nbytes'] / 1e9:.2f}", f"{row['floor_ms']:.2f}", f"{eager:.2f}", f"{graph:.2f}",
-                    f"{row['over_floor'][prefix + 'graph']:.3f}", *(f"{ms:.2f}" for ms in (*parts, graph - sum(parts)))]))
+                    f"{row['over_floor'][prefix + 'graph']:.3f}",
+                    *(f"{ms:.2f}" for ms in (*parts, graph - sum(parts)))]))
     return grid(f"a decode step of {result['slots']} rows, ms", heads, rows)
 
 

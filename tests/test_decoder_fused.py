@@ -36,6 +36,15 @@ def test_whom_the_kernels_are_for():
         assert not SlotDecoder(WIDE, 2, 16).fused
 
 
+def test_where_no_kernel_can_be_made_the_operators_remain(monkeypatch):
+    def normed(*_):
+        raise RuntimeError("Failed to find C compiler")
+
+    monkeypatch.setattr(fused, "normed", normed)
+    with simgpu.session(simgpu.H200), pytest.warns(UserWarning, match="Failed to find C compiler.*take longer"):
+        assert not fused.can_make.__wrapped__()
+
+
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="this machine has no CUDA device")
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("positions", POSITIONS)

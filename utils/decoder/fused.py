@@ -8,8 +8,10 @@ rounding.
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import math
+import warnings
 from typing import TYPE_CHECKING
 
 import torch
@@ -31,7 +33,18 @@ def possible(config: Config, slots: int, weights: torch.Tensor) -> bool:
     """Whether the kernels are for this model and where it is."""
     return (type(weights) is torch.Tensor and weights.is_cuda and torch.version.cuda is not None
             and weights.dtype in (torch.bfloat16, torch.float16) and slots <= ROWS and fits(config)
-            and importlib.util.find_spec("triton") is not None)
+            and importlib.util.find_spec("triton") is not None and can_make())
+
+
+@functools.cache
+def can_make() -> bool:
+    """Whether a kernel can be made here: triton needs a C compiler, too."""
+    like = torch.ones(1, 16, dtype=torch.bfloat16, device="cuda")
+    try:
+        return bool((normed(like, None, like[0], 0.0) == 1).all())
+    except Exception as error:              # of whatever it called: without kernels everything works as well
+        warnings.warn(f"triton cannot make kernels here ({error!r:.200}): decode steps take longer", stacklevel=4)
+        return False
 
 
 def fits(config: Config) -> bool:

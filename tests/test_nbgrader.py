@@ -31,6 +31,8 @@ POINTS = {
                             "check_reload_up_to": 2},
     "06_continuous_batching": {"check_idle_share": 2, "check_speedup": 1, "check_admit": 2, "check_chunk_rows": 3,
                                "check_Releasing": 3},
+    "07_async_batching": {"check_two_slots": 2, "check_launch": 3, "check_CarryOver": 3, "check_serve": 3,
+                          "check_Stopping": 3, "check_wall_ms": 2},
 }
 
 

@@ -1,0 +1,139 @@
+"""Judge of ``launch``: the edges of a step between three streams and the host, and no wait beside the loop's own."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from ..check import Answer, call
+from ..verdict import Verdict
+from .judge import USUAL, Judge
+from .serving import SLOW_NS, Case, Served, lesson, name_slots, serve
+
+if TYPE_CHECKING:
+    from ...simgpu import Hazard
+
+FORWARDS, HOST = "computing", "host"
+
+
+class Lanes(NamedTuple):
+    """The three streams of a pipeline."""
+
+    copying_in: Any
+    computing: Any
+    copying_out: Any
+
+
+class Launch(Judge):
+    puzzle = "launch"
+    whys = ("every token is the expected one", "every order is stated", "one wait of the host in a step, the loop's",
+            "one workspace, one stream that computes")
+    cases = (*Judge.cases[:3], Case(USUAL, host_us=900, gpu_us=300, copy_ns=SLOW_NS), *Judge.cases[3:])
+
+    def serve(self, answer: Answer, case: Case) -> Served:
+        made: list[Any] = []
+
+        def pipeline(model: Any, rows: int) -> Any:
+            made.append(_pipeline(self, answer, model, rows, case))
+            return made[0]
+        run = serve(case, pipeline)
+        run.facts = made[0].forwards
+        return run
+
+    def race_words(self, run: Served, hazard: Hazard) -> str:
+        first, second = hazard.first.stream, hazard.second.stream
+        if (first, second) == (OUT, FORWARDS) and hazard.first.layer == hazard.second.layer:
+            return ORDER
+        says = EDGES.get((first, second)) or (STRANGE if {first, second} - {*Lanes._fields, HOST} else "")
+        return says.format(first=first, second=second)
+
+    def wrong_words(self, answer: Answer, run: Served) -> str:
+        if run.facts < run.steps:
+            return f"forward was called {run.facts} times in {run.steps} steps."
+        return "What does each part of the step read, and where does it write?"
+
+    def slow_words(self, run: Served, goal: Served) -> str:
+        more = run.waits - goal.waits
+        if more > 0:
+            return (f"The host waits {run.waits} times, {more} more than the loop does itself, and nothing is prepared "
+                    "or launched meanwhile. Queue it all and return: between streams, wait_event lets a *stream* wait, "
+                    "and the host goes on. The loop waits for copied_out when the next step is queued.")
+        copies, enough = (sum(kind in ("h2d", "d2h") for kind in one.trace.columns["kind"]) for one in (run, goal))
+        if copies > enough:
+            return (f"It makes {copies} copies where {enough} do, and each takes {run.case.copy_ns / 1000:g} µs here, "
+                    "however short it is.")
+        if run.facts > run.steps:
+            return f"forward was called {run.facts} times in {run.steps} steps."
+        return ("Which operation starts later than in the target? A wait for a whole stream, or copies and compute in "
+                "one stream, make a step wait for what it does not need.")
+
+    def memory_words(self, run: Served, goal: Served) -> tuple[str, str] | None:
+        if run.workspaces <= goal.workspaces:
+            return None
+        size = run.case.profile.workspace_bytes // 2**20
+        return (f"{run.workspaces} workspaces of {size} MiB",
+                f"the products ran in {run.workspaces} streams, and the matrix library keeps a workspace of {size} MiB "
+                f"for each: {run.workspaces * size} MiB in the place of {goal.workspaces * size}. Use the streams that "
+                "are given; a stream is made once, not for each step.")
+
+
+def _pipeline(judge: Launch, answer: Answer, model: Any, rows: int, case: Case) -> Any:
+    """The lesson's pipeline, whose steps the learner's function queues."""
+    import torch
+
+    from ... import simgpu
+
+    class Queued(lesson().Streams):
+        def __init__(self) -> None:
+            super().__init__(model, rows)
+            self.forwards = 0
+            self.lanes = Lanes(*(simgpu.name(stream, name)
+                                 for stream, name in zip(self.streams, Lanes._fields, strict=True)))
+            name_slots(self.slots)
+            torch.cuda.synchronize()
+
+        def launch(self, rows: list[Any]) -> Any:
+            before, slot = (self.slots[n % 2] for n in (self.steps - 1, self.steps))
+            slot.fill(rows)
+            here = torch.cuda.current_stream()
+            call(judge.puzzle, answer, slot, before, len(rows), self.forward, self.lanes, on=f"step {self.steps}",
+                 empty=True)
+            if torch.cuda.current_stream() != here:
+                torch.cuda.set_stream(here)
+                raise judge.refuse("correct", "another stream is current afterwards",
+                                   "Leave the current stream as it was: `with torch.cuda.stream(...):` does.")
+            self.steps += 1
+            return slot
+
+        def forward(self, slot: Any, before: Any, rows: int) -> None:
+            """Kernels, on the current stream: what follows each row of slot.inputs, into slot.outputs."""
+            self.forwards += 1
+            tokens, slots, positions, sources = slot.inputs[:, :rows]
+            slot.outputs[:rows] = self.model(self.carry(tokens, sources, before.outputs), slots, positions)
+
+    return Queued()
+
+
+IN, OUT = "copying_in", "copying_out"
+EDGES = {
+    (IN, FORWARDS): "The forward reads what the copy in brings: computing has to wait for it.",
+    (FORWARDS, IN): "Is copied_out recorded behind everything of its step? The loop's wait for it is what makes a slot "
+                    "free.",
+    (FORWARDS, OUT): "The copy out reads what the forward writes: copying_out has to wait for it.",
+    (OUT, FORWARDS): "Is copied_out recorded behind the copy out? The loop's wait for it is what makes a slot free.",
+    (OUT, HOST): "The loop reads host_out when it has waited for slot.copied_out, which has to stand behind the copy "
+                 "out, in each step.",
+    (HOST, OUT): "The loop reads host_out when it has waited for slot.copied_out: record it in each step.",
+    (IN, HOST): "The loop fills host_in again when it has waited for copied_out of two steps before: that has to stand "
+                "behind the copy in, too.",
+}
+EDGES[HOST, IN] = EDGES[IN, HOST]
+ORDER = ("Within a step the copy out comes behind the forward: queue the forward first, record computed behind it, and "
+         "let copying_out wait for that.")
+STRANGE = ("{first} and {second}: operations go into the stream that is current. Is each of them inside `with "
+           "torch.cuda.stream(...):` of the stream that is given for it? A step's forward is ordered after the last "
+           "one's by nothing but their stream.")
+
+
+def judge_launch(answer: Answer) -> Verdict:
+    """Right tokens, no race, no wait more than the loop's, one workspace."""
+    return Launch().run(answer)

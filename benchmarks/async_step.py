@@ -88,11 +88,13 @@ def products(decoder: SlotDecoder, rows: int) -> None:
     x = torch.ones(rows, decoder.config.width, dtype=like.dtype, device="cuda")
     seen = torch.ones(rows, decoder.config.heads * decoder.config.dim, dtype=like.dtype, device="cuda")
     gated = torch.ones(rows, decoder.config.hidden, dtype=like.dtype, device="cuda")
-    added = fused.product if decoder.fused else lambda part, weight: torch.addmm(x, part, weight.t())
+    both, added = F.linear, lambda part, weight: torch.addmm(x, part, weight.t())
+    if decoder.fused:
+        both, added = fused.gated, fused.product
     for layer in weights.layers:
         F.linear(x, layer.qkv)
         added(seen, layer.out)
-        F.linear(x, layer.gate_up)
+        both(x, layer.gate_up)
         added(gated, layer.down)
     F.linear(x, weights.head)
 

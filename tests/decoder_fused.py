@@ -12,9 +12,9 @@ POSITIONS = ([0, 49, -1, 17, 16], [15, 31, 32, 33, 48], [-1, -1, 1, -1, 2])
 
 def filled(config, dtype, device, cells=CELLS):
     """With something in every cell of every slot."""
-    model = SlotDecoder(config, SLOTS, cells, dtype, device)
+    model, generator = SlotDecoder(config, SLOTS, cells, dtype, device), torch.Generator(device).manual_seed(1)
     for part in (model.cache.keys, model.cache.values):
-        part.normal_()
+        part.normal_(generator=generator)
     return model
 
 
@@ -40,3 +40,14 @@ def both(model, positions, device="cpu"):
         found.append(part.clone())
         part.copy_(before)
     return (plain, *found), (scores(model, *given), model.cache.keys, model.cache.values)
+
+
+def exactly(model, positions):
+    """Scores by the operators in float32, from the same weights and caches."""
+    device = model.weights.embed.device
+    exact = SlotDecoder(model.config, model.slots, model.length, torch.float32, device)
+    for here, there in zip(model.weights.tensors(), exact.weights.tensors(), strict=True):
+        there.copy_(here)
+    for name in ("keys", "values"):
+        getattr(exact.cache, name).copy_(getattr(model.cache, name))
+    return exact.logits(*rows(positions, device), one_each=True)

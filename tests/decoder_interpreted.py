@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from decoder_fused import CELLS, POSITIONS, both, filled, rows, scores
+from decoder_fused import CELLS, POSITIONS, both, exactly, filled, rows, scores
 
 from utils.decoder import Config, fused
 
@@ -16,7 +16,7 @@ SIZES = Config(words=64, width=128, layers=2, heads=8, kv_heads=2, dim=32, hidde
 
 @pytest.fixture(autouse=True)
 def small_pieces(monkeypatch):
-    for name, value in {"COLUMNS": 64, "DEPTH": 32, "SPLITS": 4, "CELLS": 16, "GATED": 128}.items():
+    for name, value in {"COLUMNS": 64, "DEPTH": 32, "SPLITS": 4, "CELLS": 16}.items():
         monkeypatch.setattr(fused, name, value)
 
 
@@ -33,12 +33,7 @@ def test_the_same_as_the_operators(positions, changes):
 def test_half_precision_is_as_near():
     """To float32, as the operators are."""
     model = filled(SIZES, torch.float16, "cpu")
-    exact = filled(SIZES, torch.float32, "cpu")
-    for here, there in zip(model.weights.tensors(), exact.weights.tensors(), strict=True):
-        there.copy_(here)
-    for name in ("keys", "values"):
-        getattr(exact.cache, name).copy_(getattr(model.cache, name))
-    truth = exact.logits(*rows(POSITIONS[1], "cpu"), one_each=True)
+    truth = exactly(model, POSITIONS[1])
     (plain, *_), (found, *_) = both(model, POSITIONS[1])
     assert (found - truth).abs().max() < 1.5 * (plain - truth).abs().max() < 0.02
 
@@ -57,6 +52,12 @@ def test_only_cells_before_a_row_are_read_and_padding_changes_nothing():
     for part, kept in zip((model.cache.keys, model.cache.values), before, strict=True):
         changed = (part.nan_to_num(7e7) != kept.nan_to_num(7e7)).any(-1).nonzero()[:, [1, 3]].unique(dim=0).tolist()
         assert changed == [[0, 20], [2, 0], [4, 33]]
+
+
+def test_a_gated_product_is_gate_and_up():
+    x, weight = torch.randn(5, 256), torch.randn(256, 256) / 16
+    gate, up = (x @ weight.t()).chunk(2, -1)
+    torch.testing.assert_close(fused.gated(x, weight), torch.nn.functional.silu(gate) * up, atol=1e-5, rtol=0)
 
 
 def test_a_split_product_is_the_whole_product():

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from decoder_fused import CELLS, POSITIONS, both, filled, rows
+from decoder_fused import CELLS, POSITIONS, both, exactly, filled, rows
 
 from utils import simgpu
 from utils.decoder import LLAMA_3_8B, Config, SlotDecoder, fused
@@ -24,7 +24,7 @@ def test_in_the_interpreter():
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(here / "decoder_interpreted.py")],
         cwd=here.parent, env=os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}, text=True,
         capture_output=True)
-    assert found.returncode == 0 and "15 passed" in found.stdout, found.stdout[-4000:] + found.stderr[-1000:]
+    assert found.returncode == 0 and "16 passed" in found.stdout, found.stdout[-4000:] + found.stderr[-1000:]
 
 
 def test_whom_the_kernels_are_for():
@@ -34,6 +34,16 @@ def test_whom_the_kernels_are_for():
     assert not SlotDecoder(WIDE, 2, 16, device="cpu").fused
     with simgpu.session(simgpu.H200):
         assert not SlotDecoder(WIDE, 2, 16).fused
+
+
+@pytest.mark.parametrize("words", [4096, 96, 50, 16])
+def test_the_greedy_token_by_pieces(words):
+    """The first of those that are equal, as with argmax."""
+    scores = torch.randn(40, words).bfloat16()
+    scores[::2] = scores[::2].round()
+    scores[4] = 1.0
+    scores[5, 3::7] = torch.inf
+    assert torch.equal(fused.greedy(scores), scores.argmax(-1)) and fused.greedy(scores)[4] == 0
 
 
 def test_where_no_kernel_can_be_made_the_operators_remain(monkeypatch):
@@ -48,16 +58,17 @@ def test_where_no_kernel_can_be_made_the_operators_remain(monkeypatch):
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="this machine has no CUDA device")
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("positions", POSITIONS)
-def test_compiled_the_same_as_the_operators_and_as_a_graph(dtype, positions):
+def test_compiled_as_near_to_float32_as_the_operators_and_the_same_as_a_graph(dtype, positions):
     model, live = filled(WIDE, dtype, "cuda"), torch.tensor(positions) >= 0
     assert model.fused and not SlotDecoder(WIDE, fused.ROWS + 1, 16).fused
+    truth = exactly(model, positions)[live]
     (plain, *caches), (found, *own) = both(model, positions, "cuda")
-    near = 0.1 if dtype == torch.bfloat16 else 0.02
-    torch.testing.assert_close(found[live], plain[live], atol=near, rtol=0)
+    assert (found[live] - truth).abs().max() < 1.5 * (plain[live] - truth).abs().max() < 0.2
     for theirs, ours in zip(caches, own, strict=True):
-        torch.testing.assert_close(ours[:, :, :, :CELLS], theirs[:, :, :, :CELLS], atol=near, rtol=0)
+        torch.testing.assert_close(ours[:, :, :, :CELLS], theirs[:, :, :, :CELLS], atol=0.2, rtol=0)
     model.fused, given = True, rows(positions, "cuda")
-    expected = model.logits(*given, one_each=True)
+    expected, tokens = model.logits(*given, one_each=True), model.decode(*given)
+    assert torch.equal(tokens, expected.argmax(-1))
     graph = torch.cuda.CUDAGraph()
     torch.cuda.synchronize()
     with torch.cuda.graph(graph):

@@ -1,6 +1,6 @@
 """The decode step's own kernels, in Triton: importable only where triton is; ``fused`` decides and calls.
 
-All add up what they read in float32. What is read in ``PARTS`` is the sum of so many tensors one after the other.
+All add up in float32.
 """
 
 from __future__ import annotations
@@ -46,37 +46,41 @@ def product(x, weight, out, rows, width, depth, ROWS: tl.constexpr, COLUMNS: tl.
 
 
 @triton.jit
-def gate(both, out, hidden, BLOCK: tl.constexpr):
-    """out = silu(both[:, :hidden]) · both[:, hidden:]; a program per row and block."""
-    row, at = tl.program_id(0), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    there, first = at < hidden, both + 2 * row * hidden + at
-    value, up = tl.load(first, there, 0.0).to(tl.float32), tl.load(first + hidden, there, 0.0).to(tl.float32)
-    tl.store(out + row * hidden + at, (value * tl.sigmoid(value) * up).to(out.dtype.element_ty), there)
+def gated(x, weight, out, rows, hidden, depth, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr):
+    """out = silu(x · gate.T) · (x · up.T); weight (2 · hidden, depth): gate above up, COLUMNS of both in a program."""
+    column, row, at = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS), tl.arange(0, ROWS), tl.arange(0, DEPTH)
+    gates, inputs = weight + column[:, None] * depth + at[None, :], x + row[:, None] * depth + at[None, :]
+    ups = gates + hidden * depth
+    gate, up = tl.zeros((COLUMNS, ROWS), tl.float32), tl.zeros((COLUMNS, ROWS), tl.float32)
+    for _ in range(0, depth, DEPTH):
+        b = tl.load(inputs, row[:, None] < rows, 0.0).T
+        gate = tl.dot(tl.load(gates, eviction_policy="evict_first"), b, gate, input_precision="ieee")
+        up = tl.dot(tl.load(ups, eviction_policy="evict_first"), b, up, input_precision="ieee")
+        gates += DEPTH
+        ups += DEPTH
+        inputs += DEPTH
+    there = out + row[None, :] * hidden + column[:, None]
+    tl.store(there, (gate * tl.sigmoid(gate) * up).to(out.dtype.element_ty), row[None, :] < rows)
 
 
 @triton.jit
-def _heads(qkv, row, rows, head, dims, there, WIDTH: tl.constexpr, DIM: tl.constexpr, PARTS: tl.constexpr):
-    """Heads of a row, (heads, DIM) float32; qkv (PARTS, rows, WIDTH)."""
-    at = head[:, None] * DIM + dims[None, :]
-    value = tl.zeros((head.shape[0], DIM), tl.float32)
-    for part in tl.static_range(PARTS):
-        value += tl.load(qkv + (part * rows + row) * WIDTH + at, there[:, None], 0.0).to(tl.float32)
-    return value
+def _heads(qkv, head, dims, there, DIM: tl.constexpr):
+    """Heads of a row, (heads, DIM) float32; qkv: the row's."""
+    return tl.load(qkv + head[:, None] * DIM + dims[None, :], there[:, None], 0.0).to(tl.float32)
 
 
 @triton.jit
 def attend(
-    qkv, keys, values, cos, sin, positions, out, rows, scale, cells,
+    qkv, keys, values, cos, sin, positions, out, scale, cells,
     GROUP: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, QUERIES: tl.constexpr, CELLS: tl.constexpr,
-    PARTS: tl.constexpr,
 ):
     """A program per slot and key head: turns its queries and its key, writes key and value, reads the cells before.
 
-    qkv (PARTS, rows, (GROUP + 2) · KV_HEADS · DIM), row i of slot i; keys, values (slots, KV_HEADS, cells, DIM).
+    qkv (slots, (GROUP + 2) · KV_HEADS · DIM), row i of slot i; keys, values (slots, KV_HEADS, cells, DIM).
     """
     row, head = tl.program_id(0), tl.program_id(1)
     dims, query, one = tl.arange(0, DIM), tl.arange(0, QUERIES), tl.arange(0, 1)
-    width: tl.constexpr = (GROUP + 2) * KV_HEADS * DIM
+    qkv += row * (GROUP + 2) * KV_HEADS * DIM
     kind: tl.constexpr = keys.dtype.element_ty
     position = tl.load(positions + row).to(tl.int32)
     # turned to its position
@@ -85,12 +89,12 @@ def attend(
     by_cos, by_sin = tl.load(cos + angle).to(tl.float32), tl.load(sin + angle).to(tl.float32)
     by_sin = tl.where(dims < DIM // 2, -by_sin, by_sin)
     mine, here = query * KV_HEADS + head, query < GROUP
-    q = _heads(qkv, row, rows, mine, dims, here, width, DIM, PARTS) * by_cos[None, :]
-    q = (q + _heads(qkv, row, rows, mine, other, here, width, DIM, PARTS) * by_sin[None, :]).to(kind)
+    q = _heads(qkv, mine, dims, here, DIM) * by_cos[None, :]
+    q = (q + _heads(qkv, mine, other, here, DIM) * by_sin[None, :]).to(kind)
     key, value = one + GROUP * KV_HEADS + head, one + (GROUP + 1) * KV_HEADS + head
-    k = _heads(qkv, row, rows, key, dims, one == 0, width, DIM, PARTS) * by_cos[None, :]
-    k = (k + _heads(qkv, row, rows, key, other, one == 0, width, DIM, PARTS) * by_sin[None, :]).to(kind)
-    v = _heads(qkv, row, rows, value, dims, one == 0, width, DIM, PARTS).to(kind)
+    k = _heads(qkv, key, dims, one == 0, DIM) * by_cos[None, :]
+    k = (k + _heads(qkv, key, other, one == 0, DIM) * by_sin[None, :]).to(kind)
+    v = _heads(qkv, value, dims, one == 0, DIM).to(kind)
     # its own cell: written for later steps, not read again
     base = (row * KV_HEADS + head).to(tl.int64) * cells * DIM
     cell = base + tl.maximum(position, 0) * DIM + dims[None, :]

@@ -53,7 +53,8 @@ class SlotDecoder:
         self, tokens: torch.Tensor, slots: torch.Tensor, positions: torch.Tensor, upto: int | None = None
     ) -> torch.Tensor:
         """The same for rows of slots that all differ (padding rows aside), in any order; reads the cache in place."""
-        return self._scores(OneEach, tokens, slots, positions, upto).argmax(-1)
+        scores = self._scores(OneEach, tokens, slots, positions, upto)
+        return fused.greedy(scores) if self.fused else scores.argmax(-1)
 
     def logits(
         self, tokens: torch.Tensor, slots: torch.Tensor, positions: torch.Tensor, upto: int | None = None,

@@ -12,7 +12,7 @@ class Right(SOLUTION.CarryOver):
 
 
 def known(request):
-    return [*request.prompt, *request.tokens][-1]
+    return [*request.prompt, *request.tokens, -1][request.done]
 
 
 def with_row(row):
@@ -38,6 +38,12 @@ def any_row(newest, request):
     return (-1, found[-1]) if found else (known(request), -1)
 
 
+def newest_token(newest, request):
+    """Right in decode, and not in the middle of a prompt."""
+    token, source = Right().row(newest, request)
+    return (token if source >= 0 else [*request.prompt, *request.tokens][-1]), source
+
+
 def by_name(newest, request):
     found = {row.request.name: n for n, row in enumerate(newest) if row.last}
     return (-1, found[request.name]) if request.name in found else (known(request), -1)
@@ -55,7 +61,7 @@ class Remembers(Right):
 
     def row(self, newest, request):
         self.rows.update({id(row.request): n for n, row in enumerate(newest) if row.last})
-        return -1, self.rows[id(request)]
+        return (-1, self.rows[id(request)]) if id(request) in self.rows else (known(request), -1)
 
 
 def always_carried(newest, request):
@@ -136,13 +142,15 @@ WRONG = [
     (with_carry(lambda tokens, sources, before: None), "returned None"),
     (with_carry(lambda tokens, sources, before: tokens.cpu()), "on cpu. Return the tokens"),
     (with_row(first_row), "no token of the answer"),
-    (with_row(by_name), "is another request's"),
+    (with_row(any_row), "no token of the answer"),
+    (with_row(newest_token), "Its token is known, and it is another one."),
+    (with_row(by_name), "there is another request's"),
     (with_row(by_slot_number), "The newest step has"),
     (Remembers, "nothing is carried over"),
     (with_row(always_carried), "nothing is carried over"),
     (with_row(shifted), "The newest step has"),
     (with_row(lambda newest, request: (known(request), -1)), "The newest step gives its token"),
-    (with_row(lambda newest, request: (-1, -1)), "The newest step gives its token"),
+    (with_row(lambda newest, request: (-1, -1)), "Its token is known, and it is another one."),
     (with_row(lambda newest, request: -1), "Return two whole numbers"),
     (with_row(lambda newest, request: newest[99]), "it raised IndexError"),
     (type("NoCarry", (), {"row": SOLUTION.CarryOver.row}), "Write carry(self, ...), too."),
@@ -178,7 +186,15 @@ class ByDictionary(Right):
         return (0, found[request]) if request in found else (known(request), -7)
 
 
-RIGHT = [with_carry(negative_index), with_carry(arithmetic), with_carry(in_place), with_carry(by_placeholder),
+class ByPlace(Right):
+    """Not by `last`, but by what is known."""
+
+    def row(self, newest, request):
+        found = [*request.prompt, *request.tokens][request.done:]
+        return (found[0], -1) if found else (-1, max(n for n, row in enumerate(newest) if row.request is request))
+
+
+RIGHT = [ByPlace, with_carry(negative_index), with_carry(arithmetic), with_carry(in_place), with_carry(by_placeholder),
          with_carry(SOLUTION.CarryOver().carry, placeholder=-99), ByDictionary]
 
 

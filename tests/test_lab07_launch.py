@@ -74,6 +74,22 @@ def in_current_stream(slot, before, rows, forward, streams):
     slot.host_out.copy_(slot.outputs, non_blocking=True)
 
 
+def in_one_stream(slot, before, rows, forward, streams):
+    """No edge is missing, since there is one stream; copies and compute take turns."""
+    with torch.cuda.stream(streams.computing):
+        in_current_stream(slot, before, rows, forward, streams)
+        slot.copied_out.record()
+
+
+EVENTS = []
+
+
+def keeps_an_event(slot, before, rows, forward, streams):
+    EVENTS.append(torch.cuda.Event())
+    SOLUTION.launch(slot, before, rows, forward, streams)
+    EVENTS[0].record(streams.computing)
+
+
 def leaves_stream(slot, before, rows, forward, streams):
     SOLUTION.launch(slot, before, rows, forward, streams)
     torch.cuda.set_stream(streams.computing)
@@ -122,6 +138,8 @@ WRONG = [
     (one_event, "Within a step the copy out comes behind the forward"),
     (of_the_other_slot, "The forward reads what the copy in brings"),
     (in_current_stream, "operations go into the stream that is current"),
+    (in_one_stream, "make a step wait for what it does not need"),
+    (keeps_an_event, "keep no tensor, stream or event from one run to the next"),
     (leaves_stream, "Leave the current stream as it was"),
     (forward_twice, "forward was called"),
     (step(then=waits("copied_out")), "more than the loop does itself"),

@@ -1,6 +1,7 @@
 """Lab 07, slots: shared bytes are refused with the race that they make, pageable memory with the time it costs."""
 
 from collections import namedtuple
+from functools import lru_cache
 from types import SimpleNamespace
 
 import pytest
@@ -77,6 +78,11 @@ def keeps_a_third(rows):
 KEPT = []
 
 
+@lru_cache
+def cached(rows):
+    return [slot(rows), slot(rows)]
+
+
 def transposed(rows):
     return [slot(rows, host_in=pinned(rows, 4).t()) for _ in range(2)]
 
@@ -106,6 +112,8 @@ WRONG = [
     (pageable("host_in", "host_out"), "host_in and host_out is pageable memory"),
     (pageable("host_in"), "host_in is pageable memory"),
     (pageable("host_out"), "host_out is pageable memory"),
+    (cached, "keep no tensor, stream or event from one run to the next"),
+    (lambda rows: [{"host_in": pinned(4, rows)}] * 2, "host_in of slot 0 is missing"),
     (transposed, "not asynchronous"),
     (keeps_a_third, "3 sets of"),
     (three_in_one, "sets of device memory"),

@@ -101,7 +101,7 @@ def _pipeline(judge: Carrying, given_by: Any, model: Any, rows: int) -> Any:
 
 
 def _scheduler(judge: Carrying, given_by: Any, asked: list[Asked], slots: int, budget: int, case: Case) -> Any:
-    """The lesson's scheduler, whose decodes the learner's ``row`` makes."""
+    """The lesson's scheduler, in which the learner's ``row`` makes each request's first row of a step."""
     base = lesson().AsyncBatching
 
     class Asking(base):
@@ -119,13 +119,13 @@ def _scheduler(judge: Carrying, given_by: Any, asked: list[Asked], slots: int, b
             return 0 if "left out" in case.also and decodes and self.turn % EVERY == 0 else left
 
         def rows(self, request: Any, chunk: int, last: bool, source: int) -> list[Any]:
+            found = _row(judge, given_by, list(self.newest), request) if chunk else None
             rows = super().rows(request, chunk, last, source)
-            if rows and last and rows[-1].position >= len(request.prompt):
-                row = rows[-1]
-                right = (row.token, row.source)
-                row.token, row.source = _row(judge, given_by, list(self.newest), request)
-                why = _why((row.token, row.source), right, self.newest, request)
-                asked.append(Asked(self.steps, request.name, (row.token, row.source), right, _words(self.newest), why))
+            if rows:
+                right = (rows[0].token, rows[0].source)
+                rows[0].token, rows[0].source = found
+                why = _why(found, right, self.newest, request)
+                asked.append(Asked(self.steps, request.name, found, right, _words(self.newest), why))
             return rows
     return Asking(slots, budget)
 
@@ -146,22 +146,26 @@ def _why(mine: tuple[int, int], right: tuple[int, int], newest: list[Any], reque
     source = mine[1]
     if (source if source >= 0 else NONE) == right[1] and (right[1] >= 0 or mine[0] == right[0]):
         return ""
+    own = [row for n, row in enumerate(newest) if n == source and row.request is request]
+    if right[1] < 0 <= source and own and not own[0].last:
+        return PART
     if right[1] < 0 <= source:
         return ("Its token is known: the newest step gives it none, and nothing is carried over." +
-                " It is not in that step." * all(row.request is not request for row in newest))
+                " It is not in that step." * all(row.request is not request for row in newest) +
+                f" Row {source} there is another request's." * (not own and source < len(newest)))
     if source >= 0:
-        own = [row for n, row in enumerate(newest) if n == source]
-        if not own or own[0].request is not request:
-            return "That row of the newest step is another request's. Rows move when requests come and go."
-        return "That row is not its last one: what follows a part of the prompt is no token of the answer."
+        return PART if own else "That row of the newest step is another request's. Rows move when requests come and go."
     if right[1] >= 0:
         return "The newest step gives its token, which the host does not know yet."
     return "Its token is known, and it is another one."
 
 
+PART = "That row is not its last one: what follows a part of the prompt is no token of the answer."
+
+
 def _words(newest: list[Any]) -> str:
     rows = [f"{n} {row.request.name}{' (last)' * row.last}" for n, row in enumerate(newest)]
-    return ", ".join(rows[:10]) + ", ..." * (len(rows) > 10)
+    return ", ".join(rows[:10]) + ", ..." * (len(rows) > 10) if rows else "nothing"
 
 
 def _tried(judge: Carrying, answer: Answer, placeholder: int) -> str:

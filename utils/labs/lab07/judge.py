@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 from ...timeline import timeline
 from ..check import Answer, Refused
-from ..device import CALLS_US, SLACK
+from ..device import CALLS_US, FOREIGN, OWN_DEVICE, SLACK
 from ..lab06.data import Workload, random_workload
 from ..values import text_of
 from ..verdict import Tick, Verdict
-from ..work import busy_host as busy_host
 from ..worked import worked
 from .serving import SLOW_NS, Case, Served
 
@@ -99,7 +98,8 @@ class Judge(ABC):
         try:
             return self.serve(answer, case)
         except Refused as refused:
-            refused.verdict.says = f"{refused.verdict.says}\nIn this run: {case}.".lstrip()
+            says = refused.verdict.says
+            refused.verdict.says = f"{says}{_own_device(says)}\nIn this run: {case}.".lstrip()
             raise
 
     def _refute_race(self, answer: Answer, run: Served) -> None:
@@ -118,9 +118,10 @@ class Judge(ABC):
 
     def _refute_tokens(self, answer: Answer, run: Served) -> None:
         if run.failed:
-            why = self.wrong_words(answer, run)
+            says = text_of(run.failed)
+            why = _own_device(says) or f"\n{self.wrong_words(answer, run)}"
             raise self.refuse("correct", f"the loop ended with {type(run.failed).__name__}",
-                              f"{text_of(run.failed)}\n{why}\nIn this run: {run.case}.")
+                              f"{says}{why}\nIn this run: {run.case}.")
         if run.wrong:
             why = self.wrong_words(answer, run)
             raise self.refuse("correct", "wrong tokens", f"{run.wrong_words} Nothing races.\n{why}\n"
@@ -150,6 +151,11 @@ class Judge(ABC):
 
 
 _goals: dict[str, dict[Case, Served]] = {}
+
+
+def _own_device(says: str) -> str:
+    """What to say to an error about another device's things."""
+    return f"\n{OWN_DEVICE}" if any(words in says for words in FOREIGN) else ""
 
 
 def _harm(run: Served) -> str:

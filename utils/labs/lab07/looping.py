@@ -16,7 +16,7 @@ ENDLESS = 6_000            # calls in one run; the worked answer needs some hund
 NOBODY_US = 100            # host time that passes in `nobody`
 SHORT = Workload(4, 16, ((3, 4, 0.0), (9, 5, 0.0), (2, 3, 0.0)))
 LATER = Workload(3, 8, ((5, 6, 0.0), (3, 4, 0.0), (7, 5, 25.0), (2, 1, 25.0), (4, 6, 26.0), (3, 5, 50.0)))
-ONE = Workload(1, 4, ((3, 1, 2.0),))
+FEW = Workload(1, 4, ((3, 1, 2.0), (4, 2, 9.0)))
 
 
 class NeverEnds(RuntimeError):
@@ -109,7 +109,7 @@ class Serve(Judge):
     puzzle = "serve"
     whys = ("every token, once", "a slot is filled when its last step is over", "one step is under way while the next "
             "is prepared")
-    cases = (Case(USUAL), Case(SHORT, host_us=800), Case(LATER, host_us=600, also="with pauses"), Case(ONE),
+    cases = (Case(USUAL), Case(SHORT, host_us=800), Case(LATER, host_us=600, also="with pauses"), Case(FEW),
              Case(FULL, host_us=50, gpu_us=300), Case(USUAL, copy_ns=SLOW_NS), Case(FULL, gpu_us=600, adversarial=True))
 
     def serve(self, answer: Answer, case: Case) -> Served:

@@ -59,8 +59,8 @@ class Case:
     also: str = ""
 
     def __str__(self) -> str:
-        parts = [f"{self.load}", f"host {self.host_us} µs, GPU {self.gpu_us} µs a step"]
-        parts += [f"copies of {self.copy_ns // 1000} µs"] * (self.copy_ns != COPY_NS)
+        parts = [f"{self.load}", f"host {self.host_us / 1000:g} ms, GPU {self.gpu_us / 1000:g} ms"]
+        parts += [f"copies {self.copy_ns / 1e6:g} ms"] * (self.copy_ns != COPY_NS)
         parts += [f"buffers for {self.rows} rows"] * bool(self.rows) + [self.also] * bool(self.also)
         return ", ".join(parts + ["adversarial timing"] * self.adversarial)
 

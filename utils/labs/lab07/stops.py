@@ -15,7 +15,7 @@ from .stopping import AGAIN, CANCEL, Script, scripts
 
 PUZZLE = "Stopping"
 TICKS = ("correct", "freed once", "no waste")
-SHOWN = 10            # events of the log in a witness
+SHOWN = 12            # events of the log in a witness
 MOST = 300            # steps
 LISTS = ("waiting", "running", "free")
 
@@ -58,7 +58,7 @@ def judge_Stopping(answer: Answer) -> Verdict:
     picture = None
     for script in scripts():
         state = _serve(answer, script)
-        picture = picture or (_log(state) if "EOS" in script.on else None)
+        picture = picture or (_log(state, first=True) if "EOS" in script.on else None)
     whys = ("every token is the expected one", "after every call each slot is free or taken",
             "one for an EOS, none for a limit")
     named = [script.on for script in scripts() if "random" not in script.on and "before" not in script.on]
@@ -282,14 +282,15 @@ def _check_end(state: State) -> None:
                            f"instead of {shown(requests_lesson().expected(request))}.")
 
 
-def _log(state: State) -> Table:
-    lines, serving = state.log[-SHOWN:], state.serving
+def _log(state: State, first: bool = False) -> Table:
+    """The last events, or the first ones."""
+    serving, dots = state.serving, ["  ..."] * (len(state.log) > SHOWN)
     names = [", ".join(getattr(one, "name", "?") for one in getattr(serving, what, ())) or "nobody"
              for what in ("running", "waiting")]
-    return Table("\n".join(["What happened:", *(["  ..."] if len(state.log) > SHOWN else []),
-                            *(f"  {line}" for line in lines),
-                            f"Now running: {names[0]}; waiting: {names[1]}; free: {shown(list(serving.free))}; rows "
-                            f"wasted: {state.wasted}"]))
+    lines = [f"  {line}" for line in (state.log[:SHOWN] if first else state.log[-SHOWN:])]
+    return Table("\n".join([f"What happened{f', {state.script.on}' * first}:", *([] if first else dots), *lines,
+                            *(dots if first else []), f"{'At the end' if first else 'Now'} running: {names[0]}; "
+                            f"waiting: {names[1]}; free: {shown(list(serving.free))}; rows wasted: {state.wasted}"]))
 
 
 def _refused(state: State, tick: str, why: str, says: str) -> Refused:

@@ -226,3 +226,22 @@ def test_a_model_that_cannot_be_captured_leaves_the_device_usable():
         serve(requests)
         assert not gpu.hazards
     assert wrong(requests) == 0
+
+
+@NUMERICS
+def test_a_real_decoder_goes_through_all_three_loops(numerics):
+    from utils.decoder import TINY, SlotDecoder
+    found = []
+    for loop, pipeline in ((lesson_06.synchronous, None), (lesson_07.asynchronous, lesson_07.Streams),
+                           (lesson_07.asynchronous, Replaying)):
+        requests = some_requests(random.Random(5), count=5, longest=6)
+        with device(numerics) as gpu:
+            model = SlotDecoder(TINY, slots=2, cells=17, dtype=torch.float32)
+            scheduler = (AsyncBatching if pipeline else lesson_06.Batching)(2, 8)
+            ways = {"pipeline": lambda model, rows, made=pipeline: made(model, rows)} if pipeline else {}
+            scheduler.add(*requests)
+            loop(model, scheduler, **ways)
+            assert not gpu.hazards
+        found.append([request.tokens for request in requests])
+    assert found[0] == found[1] == found[2]
+    assert sum(map(len, found[0])) > 10

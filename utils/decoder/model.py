@@ -28,6 +28,8 @@ class SlotDecoder:
     waiting: what they give is undefined.
     """
 
+    spare = True            # there is a place for padding rows
+
     def __init__(
         self, config: Config, slots: int, cells: int, dtype: torch.dtype = torch.bfloat16,
         device: torch.device | str = "cuda", seed: int = 0, weights: Weights | None = None,

@@ -43,9 +43,6 @@ class Carrying(Judge):
     def serve(self, answer: Answer, case: Case) -> Served:
         asked: list[Asked] = []
         parts = call(self.puzzle, answer, on=str(case))
-        for name in ("row", "carry"):
-            if not callable(getattr(parts, name, None)):
-                raise self.refuse("correct", f"there is no {name}", f"Write {name}(self, ...), too.")
 
         def change(requests: list[Any]) -> None:
             for request in requests:
@@ -78,6 +75,12 @@ class Carrying(Judge):
         return "carry makes more kernels than needed: where, an index and a clamp are enough."
 
 
+def _part(judge: Carrying, given_by: Any, name: str) -> Any:
+    if not callable(getattr(given_by, name, None)):
+        raise judge.refuse("correct", f"there is no {name}", f"Write {name}(self, ...), too.")
+    return getattr(given_by, name)
+
+
 def _pipeline(judge: Carrying, given_by: Any, model: Any, rows: int) -> Any:
     """The lesson's pipeline, in which the learner's carry runs twice on the same buffer."""
     import torch
@@ -88,7 +91,8 @@ def _pipeline(judge: Carrying, given_by: Any, model: Any, rows: int) -> Any:
 
     def twice(tokens: Any, sources: Any, before: Any) -> Any:
         for _ in range(2):
-            found = call(judge.puzzle, given_by.carry, tokens, sources, before, on="carry(tokens, sources, before)")
+            found = call(judge.puzzle, _part(judge, given_by, "carry"), tokens, sources, before,
+                         on="carry(tokens, sources, before)")
             if not isinstance(found, torch.Tensor) or not found.is_cuda or found.shape != tokens.shape or \
                     found.is_floating_point():
                 raise judge.refuse("correct", f"carry returned {given(found)}"[:70], f"carry returned {given(found)}. "
@@ -131,7 +135,7 @@ def _scheduler(judge: Carrying, given_by: Any, asked: list[Asked], slots: int, b
 
 
 def _row(judge: Carrying, given_by: Any, newest: list[Any], request: Any) -> tuple[int, int]:
-    found = call(judge.puzzle, given_by.row, newest, request, on="row(newest, request)")
+    found = call(judge.puzzle, _part(judge, given_by, "row"), newest, request, on="row(newest, request)")
     try:
         token, source = (number(one) for one in found)
     except (TypeError, ValueError):

@@ -116,7 +116,7 @@ WRONG = [
     (lambda rows: [{"host_in": pinned(4, rows)}] * 2, "host_in of slot 0 is missing"),
     (transposed, "not asynchronous"),
     (keeps_a_third, "3 sets of"),
-    (three_in_one, "sets of device memory"),
+    (three_in_one, "3 sets of device memory"),
     (lambda rows: [slot(rows) for _ in range(3)], "3 slots take memory for 3 sets"),
     (lambda rows: [slot(rows)], "return two"),
     (short, "A step may have"),

@@ -9,7 +9,7 @@ from ..lab06.data import Workload
 from ..values import number, shown, text_of
 from ..verdict import Verdict
 from .judge import FULL, MANY, USUAL, Judge
-from .serving import SLOW_NS, Case, Served, given, lesson, name_slots, serve
+from .serving import SLOW_NS, Case, Served, given, lesson, ready, serve
 
 if TYPE_CHECKING:
     from ...simgpu import Hazard
@@ -85,9 +85,7 @@ def _pipeline(judge: Carrying, given_by: Any, model: Any, rows: int) -> Any:
     """The lesson's pipeline, in which the learner's carry runs twice on the same buffer."""
     import torch
 
-    made = lesson().Streams(model, rows)
-    name_slots(made.slots)
-    torch.cuda.synchronize()
+    made = ready(lesson().Streams(model, rows))
 
     def twice(tokens: Any, sources: Any, before: Any) -> Any:
         for _ in range(2):

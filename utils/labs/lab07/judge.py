@@ -46,6 +46,10 @@ class Judge(ABC):
     def serve(self, answer: Answer, case: Case) -> Served:
         """Run the loop with the learner's part in it."""
 
+    def report(self, hazard: Hazard) -> str:
+        """A hazard in words."""
+        return str(hazard)
+
     def race_words(self, run: Served, hazard: Hazard) -> str:
         """What to say behind a hazard, in addition."""
         return ""
@@ -110,7 +114,7 @@ class Judge(ABC):
             hard = self._serve(answer, replace(run.case, adversarial=True))
             witness = hard if hard.hazards else run
         hazard = witness.hazards[0]
-        says = [str(hazard), self.race_words(witness, hazard), f"In this run: {witness.case}. {_harm(witness)}"]
+        says = [self.report(hazard), self.race_words(witness, hazard), f"In this run: {witness.case}. {_harm(witness)}"]
         if len(witness.hazards) > 1:
             says[-1] += f" ({len(witness.hazards)} hazards; this is the first.)"
         raise self.refuse("race-free", f"{hazard.kind}, {hazard.buffer}", "\n".join(filter(None, says)),

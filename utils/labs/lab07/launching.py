@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from ..check import Answer, call
 from ..verdict import Verdict
 from .judge import USUAL, Judge
-from .serving import SLOW_NS, Case, Served, lesson, name_slots, serve
+from .serving import SLOW_NS, Case, Served, lesson, ready, serve
 
 if TYPE_CHECKING:
     from ...simgpu import Hazard
@@ -80,16 +80,11 @@ def _pipeline(judge: Launch, answer: Answer, model: Any, rows: int, case: Case) 
     """The lesson's pipeline, whose steps the learner's function queues."""
     import torch
 
-    from ... import simgpu
-
     class Queued(lesson().Streams):
         def __init__(self) -> None:
             super().__init__(model, rows)
             self.forwards = 0
-            self.lanes = Lanes(*(simgpu.name(stream, name)
-                                 for stream, name in zip(self.streams, Lanes._fields, strict=True)))
-            name_slots(self.slots)
-            torch.cuda.synchronize()
+            self.lanes = Lanes(*self.streams)
 
         def launch(self, rows: list[Any]) -> Any:
             before, slot = (self.slots[n % 2] for n in (self.steps - 1, self.steps))
@@ -110,7 +105,7 @@ def _pipeline(judge: Launch, answer: Answer, model: Any, rows: int, case: Case) 
             tokens, slots, positions, sources = slot.inputs[:, :rows]
             slot.outputs[:rows] = self.model(self.carry(tokens, sources, before.outputs), slots, positions)
 
-    return Queued()
+    return ready(Queued())
 
 
 IN, OUT = "copying_in", "copying_out"

@@ -10,7 +10,7 @@ from ..lab06.data import Workload
 from ..values import shown
 from ..verdict import Verdict
 from .judge import FULL, USUAL, Judge
-from .serving import SLOW_NS, Case, Served, lesson, name_slots, requests_lesson, serve
+from .serving import SLOW_NS, Case, Served, lesson, ready, requests_lesson, serve
 
 ENDLESS = 6_000            # calls in one run; the worked answer needs some hundreds
 NOBODY_US = 100            # host time that passes in `nobody`
@@ -117,8 +117,7 @@ class Serve(Judge):
 
         def loop(model: Any, scheduler: Any, host_us: int, pipeline: Any) -> int:
             scheduler.fit(model)
-            made = pipeline(model, scheduler.budget)
-            name_slots(made.slots)
+            made = ready(pipeline(model, scheduler.budget))
             loops.append(Loop(scheduler, made, host_us))
             try:
                 call(self.puzzle, answer, loops[0], on=str(case), empty=True)

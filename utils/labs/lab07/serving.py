@@ -24,6 +24,7 @@ LESSON = "07_async_batching"
 CELLS = 64            # of a request's slot in the cache
 COPY_NS = 1_500       # of a copy of a step's rows or tokens, usually
 SLOW_NS = 300_000
+UNWRITTEN = " (?: from memory that was read before it was written, or meanwhile.)"
 
 
 @lru_cache(maxsize=1)
@@ -110,10 +111,10 @@ class Served:
                   min(len(right), len(request.tokens)))
         begin = max(0, at - 2)
         dots = "..., " if begin else ""
-        mine, wanted = (", ".join(map(str, some[begin:at + 4])) + ", ..." * (len(some) > at + 4)
-                        for some in (request.tokens, right))
+        mine, wanted = (", ".join("?" if token < 0 else str(token) for token in some[begin:at + 4]) +
+                        ", ..." * (len(some) > at + 4) for some in (request.tokens, right))
         return (f"{count} of {len(self.requests)} requests have wrong tokens. {request.name}'s are "
-                f"[{dots}{mine}], expected [{dots}{wanted}].")
+                f"[{dots}{mine}], expected [{dots}{wanted}]." + UNWRITTEN * ("?" in mine))
 
 
 def serve(case: Case, pipeline: Callable[..., Any], scheduler: Callable[..., Any] | None = None,
@@ -163,20 +164,30 @@ def given(tensor: Any) -> str:
 
     if not isinstance(tensor, torch.Tensor):
         return shown(tensor)
-    return f"a {str(tensor.dtype).removeprefix('torch.')} tensor of shape {tuple(tensor.shape)} on {tensor.device.type}"
+    kind = str(tensor.dtype).removeprefix("torch.")
+    return f"a{'n' * kind.startswith('int')} {kind} tensor of shape {tuple(tensor.shape)} on {tensor.device.type}"
 
 
-def name_slots(slots: list[Any]) -> None:
-    """Names for hazards; for memory that is one tensor's alone."""
+STREAMS = ("copying_in", "computing", "copying_out")
+
+
+def ready(pipeline: Any) -> Any:
+    """The pipeline, with names for hazards (of memory, where it is one tensor's alone), and made to the end."""
+    import torch
+
     from ... import simgpu
 
+    for stream, name in zip(pipeline.streams, STREAMS, strict=True):
+        simgpu.name(stream, name)
     for part in PARTS:
-        for number, slot in enumerate(slots):
+        for number, slot in enumerate(pipeline.slots):
             tensor = getattr(slot, part)
             named = tensor.is_cuda or tensor.is_pinned()
             if named and tensor.untyped_storage().nbytes() == tensor.numel() * tensor.element_size():
-                same = number and tensor.data_ptr() == getattr(slots[0], part).data_ptr()
+                same = number and tensor.data_ptr() == getattr(pipeline.slots[0], part).data_ptr()
                 simgpu.name(tensor, f"{part} of both slots" if same else f"slot {number} {part}")
+    torch.cuda.synchronize()
+    return pipeline
 
 
 PARTS = ("host_in", "host_out", "inputs", "outputs")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import combinations
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -11,15 +12,14 @@ from ..memory import mark, taken_since
 from ..values import shown
 from ..verdict import Verdict
 from .judge import FULL, MANY, USUAL, Judge
-from .serving import PARTS, SLOW_NS, Case, Served, given, lesson, name_slots, serve
+from .serving import PARTS, SLOW_NS, Case, Served, given, lesson, ready, serve
 
 if TYPE_CHECKING:
     from ...simgpu import Hazard
 
-LARGE = 2**16                  # rows of buffers, of which a step needs few
+LARGE = 2**16                  # rows of buffers, of which a step needs few; where rounding counts for nothing
 FIELDS = 5                     # numbers for each row of a slot: four in, one out
 SPARE_SETS = 0.25
-ROUNDING = 512                 # bytes to which the device's memory is rounded
 FEW = Workload(2, 8, ((3, 6, 0.0), (5, 8, 0.0), (4, 5, 0.0)))
 
 
@@ -28,7 +28,8 @@ ENOUGH = ("when the host fills a slot for step n, step n - 2 has been waited for
 
 
 class Facts(NamedTuple):
-    """Of a learner's slots: device and pinned memory that was taken, in sets; what is shared; what is not pinned."""
+    """Of a learner's slots: device memory (of LARGE ones) and pinned memory that was taken, in sets; what is shared;
+    what is not pinned."""
 
     sets: tuple[float, float]
     shared: list[str]
@@ -48,10 +49,13 @@ class TwoSlots(Judge):
         def pipeline(model: Any, rows: int) -> Any:
             made = lesson().Streams(model, rows)
             made.slots = self._slots(answer, rows, facts)
-            return made
+            return ready(made)
         run = serve(case, pipeline)
         run.facts = facts[0]
         return run
+
+    def report(self, hazard: Hazard) -> str:
+        return str(replace(hazard, fix="no wait, but memory of its own for each slot"))
 
     def race_words(self, run: Served, hazard: Hazard) -> str:
         return self.wrong_words(None, run)
@@ -81,8 +85,6 @@ class TwoSlots(Judge):
 
     def _slots(self, answer: Answer, rows: int, facts: list[Facts]) -> list[Any]:
         """The lesson's slots, with the learner's buffers, cleared."""
-        import torch
-
         from ... import simgpu
 
         gpu = simgpu.active()
@@ -90,16 +92,13 @@ class TwoSlots(Judge):
         made = call(self.puzzle, answer, rows, on=f"{rows} rows")
         device = taken_since(gpu, before)
         size = FIELDS * 8 * rows
-        rounded = max(0, device.peak_bytes - device.pieces * ROUNDING) if rows < LARGE else device.peak_bytes
-        sets = rounded / size, (_pinned(gpu) - pinned) / size
+        sets = device.peak_bytes / size if rows == LARGE else 0.0, (_pinned(gpu) - pinned) / size
         slots = self._read(made, rows)
         pageable = [part for part in PARTS[:2] if not all(getattr(slot, part).is_pinned() for slot in slots)]
         facts.append(Facts(sets, shared_words(slots), pageable))
         for slot in slots:
             for part in PARTS:
                 getattr(slot, part).zero_()
-        name_slots(slots)
-        torch.cuda.synchronize()
         return slots
 
     def _read(self, made: Any, rows: int) -> list[Any]:

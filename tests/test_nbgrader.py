@@ -33,6 +33,8 @@ POINTS = {
                                "check_Releasing": 3},
     "07_async_batching": {"check_two_slots": 2, "check_launch": 3, "check_CarryOver": 3, "check_serve": 3,
                           "check_Stopping": 3, "check_wall_ms": 2},
+    "08_cuda_graphs": {"check_graphed": 2, "check_Bucketed": 3, "check_TwoGraphs": 2, "check_carry_over": 2,
+                       "check_inside_or_outside": 2},
 }
 
 

@@ -1,0 +1,229 @@
+"""Judge of ``Bucketed``: the steps of a serving loop as graphs of a few sizes, captured before the first request."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+from ..check import Answer
+from ..lab06.data import Workload, random_workload
+from ..values import text_of
+from ..verdict import Verdict
+from .judge import CALLS_US, Judge, Ran, Wrong, blocked_us, captures, ended, h200, kind_words
+
+if TYPE_CHECKING:
+    from ...simgpu import Hazard, Profile
+    from ...simgpu.device import SimDevice
+
+PUZZLE = "Bucketed"
+PRODUCTS = 50                # of a step
+ROW_US = 2.0                 # of a product, for each row, beside its latency
+WIDTH = 64                   # of the lesson's model in the simulator
+CELLS = 64
+FEW = 3                      # waits of the host
+MOST = 1.1                   # of the target's time: a few more copies of rows are none of the puzzle
+ONE_BY_ONE = Workload(1, 4, ((2, 8, 0.0), (1, 6, 0.0)))
+COME_AND_GO = Workload(4, 4, (   # rows of who has left lie behind those of a step, and their slots are taken again
+    (1, 2, 0.0), (1, 26, 0.0), (1, 28, 0.0), (1, 7, 0.0), (1, 2, 1.0), (1, 20, 8.0), (1, 15, 10.0)))
+FOUR = Workload(4, 4, ((1, 12, 0.0), (1, 12, 0.0), (1, 12, 0.0), (1, 12, 0.0)))
+
+
+@dataclass(frozen=True)
+class Case:
+    """A workload, and the sizes that are to be captured."""
+
+    load: Workload
+    sizes: tuple[int, ...]
+    side: bool = False
+    adversarial: bool = False
+
+    def __str__(self) -> str:
+        parts = [f"{self.load}", f"sizes {', '.join(map(str, self.sizes))}"] + ["another stream current"] * self.side
+        return ", ".join(parts + ["adversarial timing"] * self.adversarial)
+
+    @property
+    def profile(self) -> Profile:
+        """An H200 on which a product's time grows with its rows."""
+        return h200(lambda one: replace(one, flops={"default": 2 * WIDTH**2 / (ROW_US * 1e-6 * one.gemm_efficiency)}))
+
+
+@lru_cache(maxsize=1)
+def lesson() -> ModuleType:
+    """Lesson 06: requests, the model in whole numbers, the synchronous loop."""
+    from ...lessons import import_lesson
+
+    return import_lesson("06_continuous_batching")
+
+
+class Served:
+    """Stands in the model's place in the loop: gives its rows to the learner's object, and keeps what that costs."""
+
+    def __init__(self, judge: Bucketing, case: Case, model: Any, steps: Any) -> None:
+        self.judge, self.case, self.steps, self.host_us, self.rows = judge, case, steps, [], []
+        self.slots, self.length = model.slots - 1, model.length
+
+    def __call__(self, tokens: Any, slots: Any, positions: Any) -> Any:
+        from ... import simgpu
+
+        begin, rows = simgpu.clock(), len(tokens)
+        found = self.judge.called(self.steps, tokens, slots, positions, on=f"a step of {rows} rows")
+        self.host_us.append(simgpu.clock() - begin)
+        self.rows.append(rows)
+        if kind := kind_words(found, tokens):
+            raise self.judge.refuse("correct", f"a step of {rows} rows gives {kind}",
+                                    f"Return what follows each of the {rows} rows: an int64 tensor of shape ({rows},) "
+                                    "on the GPU.")
+        return found
+
+
+class Bucketing(Judge):
+    puzzle = PUZZLE
+    ticks = ("correct", "race-free", "captures", "time")
+    whys = ("every token is the expected one", "every order is stated", "none while serving",
+            "each step in the smallest size that holds it")
+    cases = (Case(random_workload(8, 4, 16, 0.0, seed=3, longest=9), (2, 16, 4, 1, 8)), Case(ONE_BY_ONE, (4, 1)),
+             Case(FOUR, (8, 4, 2, 1), side=True), Case(COME_AND_GO, (4, 1)),
+             Case(random_workload(6, 3, 8, 0.0, seed=5, longest=6), (3, 8, 5), side=True, adversarial=True))
+
+    def play(self, answer: Answer, case: Case, gpu: SimDevice) -> Ran:
+        import torch
+
+        from ... import simgpu
+
+        model = _model(case.load.slots + 1)
+        model.cells.copy_(torch.arange(model.cells.numel()).reshape(model.cells.shape))   # prefixes, kept from before
+        spare, kept = case.load.slots, model.cells.cpu()
+        with captures(gpu) as made:
+            steps = self.called(answer, model, case.sizes, spare, on="model, sizes and spare")
+        if not callable(steps):
+            raise self.refuse("correct", "there is no __call__", "Write __call__(self, tokens, slots, positions), too.")
+        torch.cuda.synchronize()
+        changed = _cell_words(kept, model.cells.cpu(), spare)
+        scheduler, requests = lesson().Batching(case.load.slots, case.load.budget), case.load.requests()
+        scheduler.add(*requests)
+        served, before, begin = Served(self, case, model, steps), model.calls, simgpu.clock()
+        with captures(gpu) as captured:
+            count = self._served(served, scheduler)
+        returned = simgpu.clock() - begin
+        found = ended(gpu, case, begin, None, steps=count, calls=model.calls - before, served=served, made=len(made),
+                      captures=[at - begin for at in captured])
+        found.facts["blocked_us"] = blocked_us(found.trace, returned)
+        found.begin_us, found.stop_us = _shown(found.trace)
+        found.wrong = Wrong("a live cell changed before serving", changed) if changed else _wrong(requests)
+        return found
+
+    def _served(self, served: Served, scheduler: Any) -> int:
+        import torch
+
+        try:
+            count = lesson().synchronous(served, scheduler, 20)
+            torch.cuda.synchronize()
+        except IndexError as error:   # of a kernel, found when its numbers are needed
+            raise self.refuse("correct", f"a kernel of a step of {(served.rows or [0])[-1]} rows failed",
+                              f"{text_of(error)}\nThat is a slot or a position of which the cache has none. {ROWS}"
+                              ) from None
+        return count
+
+    def race_words(self, run: Ran, hazard: Hazard) -> str:
+        return ("The loop makes the rows, and reads what you return, on the stream that is current in the call; the "
+                "model writes its cells in the order of the steps. What runs on another stream has to wait for that "
+                "one, and that one for it.")
+
+    def advice(self, runs: list[Ran]) -> list[str]:
+        more = [run for run in runs if _syncs(run) > _syncs(self.goal(run.case)) + FEW]
+        waits = [f"The host waits {_syncs(run)} times, where {_syncs(self.goal(run.case))} do. It costs nothing in "
+                 "this loop, which waits right behind each step, but would in an asynchronous one." for run in more][:1]
+        return waits + [f"You captured {run.facts['made']} graphs for {len(run.case.sizes)} sizes. Each takes time at "
+                "the start, and on a GPU memory." for run in runs if run.facts["made"] > len(run.case.sizes)][:1]
+
+    def judge_cost(self, run: Ran, goal: Ran) -> None:
+        served, times = run.facts["served"], run.facts["captures"]
+        on = f"\nIn this run: {run.case}."
+        longest = max(range(len(served.host_us)), key=served.host_us.__getitem__)
+        if times:
+            many = f"{len(times)} graphs are captured while requests are served" if len(times) > 1 else \
+                "a graph is captured while requests are served"
+            raise self.refuse("captures", f"{len(times)} while serving",
+                              f"Right, but {many}, in {run.facts['steps']} steps. Step {longest} takes the host "
+                              f"{served.host_us[longest]:.0f} µs, where {max(goal.facts['served'].host_us):.0f} are "
+                              f"enough, and everybody in it waits for that. Capture every size in __init__.{on}",
+                              run, goal)
+        if run.wall_us <= goal.wall_us * MOST + CALLS_US:
+            return
+        raise self.refuse("time", f"{run.wall_us / 1000:.2f} ms instead of {goal.wall_us / 1000:.2f}",
+                          f"Right, but {run.facts['steps']} steps take {run.wall_us / 1000:.2f} ms, where "
+                          f"{goal.wall_us / 1000:.2f} are enough. {_slow_words(run, goal)}{on}", run, goal)
+
+
+def _model(slots: int) -> Any:
+    class Counted(lesson().IntegerModel):
+        calls = 0
+
+        def __call__(self, tokens: Any, slots: Any, positions: Any) -> Any:
+            self.calls += 1
+            return super().__call__(tokens, slots, positions)
+
+    return Counted(slots, CELLS, PRODUCTS)
+
+
+def _cell_words(before: Any, after: Any, spare: int) -> str:
+    """Which cell of a slot that may be in use has changed, in words."""
+    for slot in range(before.shape[1]):
+        places = (before[:, slot] != after[:, slot]).any(0).nonzero()
+        if slot != spare and len(places):
+            return (f"When nobody was served yet, the cell of slot {slot}, position {int(places[0])} was overwritten: "
+                    "the cache may hold prefixes there. Also a warm-up writes a cell for each of its rows. Only those "
+                    f"of slot {spare}, the spare one, are free for that.")
+    return ""
+
+
+def _wrong(requests: list[Any]) -> Wrong | None:
+    for request in requests:
+        right = lesson().expected(request)
+        if request.tokens != right:
+            count = sum(one.tokens != lesson().expected(one) for one in requests)
+            return Wrong("wrong tokens", f"{count} of {len(requests)} requests have wrong tokens: {request.name}'s are "
+                                         f"{request.tokens[:6]}, expected {right[:6]}. {ROWS}")
+    return None
+
+
+ROWS = ("Does the graph read this step's rows? And the rows that the step does not have: each of them writes a cell, "
+        "too. Which one?")
+
+
+def _slow_words(run: Ran, goal: Ran) -> str:
+    if run.facts["calls"]:
+        return (f"The model runs in Python in {run.facts['calls']} of them, {PRODUCTS} products and more, one launch "
+                "for each kernel: with few rows the launches are the bound.")
+    if run.facts["blocked_us"] > goal.facts["blocked_us"] and _syncs(run) > _syncs(goal):
+        return (f"The host waits {_syncs(run)} times, where the loop does so {_syncs(goal)} times. Nothing in a step "
+                "has to wait.")
+    mine, enough = (_kernels_us(one) for one in (run, goal))
+    if mine > 1.05 * enough:
+        return (f"The kernels take {mine / 1000:.2f} ms in place of {enough / 1000:.2f}, because a product takes "
+                f"{ROW_US:g} µs more for each row, a padding row, too. Which size does a step of 4 rows use, which a "
+                "step of 5?")
+    return "The host needs longer for its steps: how many launches are there beside the replay?"
+
+
+def _syncs(run: Ran) -> int:
+    return sum(kind == "sync" for kind in run.trace.columns["kind"])
+
+
+def _kernels_us(run: Ran) -> float:
+    return run.trace.busy_us("kernel")
+
+
+def _shown(trace: Any) -> tuple[float, float | None]:
+    """From the start of one step to that of the third behind it."""
+    starts = [start for start, name in zip(trace.columns["start_us"], trace.columns["name"], strict=True)
+              if name == "schedule"]
+    at = len(starts) // 2
+    return (starts[at], starts[at + 3]) if len(starts) > at + 3 else (0.0, None)
+
+
+def judge_Bucketed(answer: Answer) -> Verdict:
+    """The expected tokens, no capture while serving, each step in the smallest size that holds it."""
+    return Bucketing().run(answer)

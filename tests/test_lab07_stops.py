@@ -8,6 +8,8 @@ import pytest
 from lab07_answers import SOLUTION, judged, passes, refused
 
 from utils.labs.lab07 import Serving, check
+from utils.labs.lab07.judge import USUAL
+from utils.labs.lab07.serving import Case, lesson, serve
 from utils.labs.lab07.wall import CASES, loop_of, right_wall
 
 PUZZLES = ("two_slots", "launch", "CarryOver", "serve", "Stopping", "wall_ms")
@@ -358,6 +360,14 @@ def by_clock(host, gpu):
                                     lambda host, gpu: round(right_wall(host, gpu))])
 def test_right_wall_times_pass(answer):
     passes(answer, "wall_ms")
+
+
+@pytest.mark.parametrize(("host_us", "gpu_us"), [(200, 1000), (500, 1000), (1000, 300), (600, 600)])
+def test_the_formula_holds_for_the_lessons_loop(host_us, gpu_us):
+    run = serve(Case(USUAL, host_us=host_us, gpu_us=gpu_us), lesson().Streams)
+    host = (run.wall_us - run.trace.busy_us("sync")) / run.steps
+    gpu = run.trace.busy_us("kernel") / run.steps
+    assert right_wall((host,) * run.steps, (gpu,) * run.steps) == pytest.approx(run.wall_us, rel=0.02)
 
 
 def test_the_formula_is_the_graph_of_the_loop():

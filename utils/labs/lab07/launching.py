@@ -53,6 +53,9 @@ class Launch(Judge):
 
     def slow_words(self, run: Served, goal: Served) -> str:
         more = run.waits - goal.waits
+        if any("not contiguous" in note.text for note in run.notes):
+            return (f"The host waits {run.waits} times, {more} more than the loop does itself. A copy of some columns "
+                    "does not lie in one piece, and is not asynchronous even with non_blocking=True: copy the whole.")
         if more > 0:
             return (f"The host waits {run.waits} times, {more} more than the loop does itself, and nothing is prepared "
                     "or launched meanwhile. Queue it all and return: between streams, wait_event lets a *stream* wait, "

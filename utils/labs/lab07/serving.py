@@ -17,7 +17,7 @@ from ..values import shown
 from ..watching import watching
 
 if TYPE_CHECKING:
-    from ...simgpu import Hazard, Profile
+    from ...simgpu import Hazard, Note, Profile
     from ...trace import Trace
 
 LESSON = "07_async_batching"
@@ -84,6 +84,7 @@ class Served:
     case: Case
     requests: list[Any]
     hazards: list[Hazard]
+    notes: list[Note]
     trace: Trace
     wall_us: float
     steps: int
@@ -153,7 +154,8 @@ def serve(case: Case, pipeline: Callable[..., Any], scheduler: Callable[..., Any
             failed = error
         wall = simgpu.clock() - begin
         trace = window(gpu.trace(), begin)
-        found = Served(case, requests, list(gpu.hazards), trace, wall, count, 0, mark(gpu).workspaces, booked, failed)
+        found = Served(case, requests, list(gpu.hazards), list(gpu.notes), trace, wall, count, 0,
+                       mark(gpu).workspaces, booked, failed)
         found.waits = sum(kind == "sync" for kind in trace.columns["kind"])
         return found
 

@@ -65,6 +65,15 @@ def in_float32(tokens, sources, before, ids):
     ids.copy_(selected(tokens.float(), sources, before.float()))
 
 
+def new_memory(tokens, sources, before, ids):
+    ids.data = selected(tokens, sources, before)
+
+
+def in_order_of_rows(tokens, sources, before, ids):
+    ids.copy_(tokens)
+    ids.masked_scatter_(sources >= 0, before[sources.clamp(min=0)])
+
+
 def by_mask(tokens, sources, before, ids):
     mask = sources >= 0
     ids.copy_(tokens)
@@ -136,7 +145,9 @@ WRONG = [
     (not_first_row, "A placeholder is left."),
     (all_carried, "Where the source is -1 the token stays what it is"),
     (scattered, "ids is"),
-    (in_float32, "wrong ids"),
+    (in_float32, "a float holds not every one of them"),
+    (new_memory, "ids is [-9"),
+    (in_order_of_rows, "A row with a source gets before[source]"),
     (by_mask, "A select works on all rows"),
     (row_by_row, "A select works on all rows"),
     (on_host, "A select works on all rows"),

@@ -118,6 +118,26 @@ class ZeroStart(Good):
         super().__init__(model, sizes, spare)
 
 
+class LastSlot(Good):
+    """Takes the spare slot to be the last one."""
+
+    def __init__(self, model, sizes, spare):
+        super().__init__(model, sizes, model.slots - 1)
+
+
+class NoSlot(Good):
+    """Padding rows of slot -1, which is an index from the end."""
+
+    def __init__(self, model, sizes, spare):
+        super().__init__(model, sizes, -1)
+
+
+class LateLastSlot(Chosen):
+    def prepare(self, rows):
+        self.padding[1] = -1
+        super().prepare(rows)
+
+
 class NeverCut(Chosen):
     def output(self, size, count):
         return self.graphs[size][1]
@@ -191,6 +211,9 @@ WRONG = [
     (Stale, "each of them writes a cell, too"),
     (ZeroSlot, "each of them writes a cell, too"),
     (ZeroStart, "Also a warm-up writes a cell for each of its rows."),
+    (LastSlot, "are free for that"),
+    (NoSlot, "When nobody was served yet, the cell of slot 5, position 0"),
+    (LateLastSlot, "While serving, the cell of slot 5, position 0"),
     (NeverCut, "Return what follows each of the"),
     (LastOutput, "wrong tokens"),
     (Rebinding, "a slot or a position of which the cache has none"),

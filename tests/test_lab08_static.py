@@ -107,6 +107,15 @@ def on_current(step, example):
     graph.capture_end()
 
 
+def never_ended(step, example):
+    static, graph = example.clone(), torch.cuda.CUDAGraph()
+    torch.cuda.synchronize()
+    with torch.cuda.stream(torch.cuda.Stream()):
+        graph.capture_begin()
+        output = step(static)
+    return lambda x: output
+
+
 def leaves_stream(step, example):
     torch.cuda.set_stream(torch.cuda.Stream())
     return step
@@ -140,6 +149,7 @@ WRONG = [
     (aside(forth=False), "RAW"),
     (aside(back=False), "What runs on another stream waits for that one first"),
     (on_current, "captured on a non-default stream"),
+    (never_ended, "a capture is still in progress"),
     (leaves_stream, "another stream is current afterwards"),
     (lambda step, example: step(example), "Return a function"),
     (lambda step, example: (lambda x: step(x).cpu()), "call 0 returned a tensor on the CPU"),
@@ -203,7 +213,27 @@ def input_in_pool(step, example):
     return run
 
 
-RIGHT = [by_hand, Runner, lambda step, example: Runner(step, example).__call__, aside(), input_in_pool]
+def as_documented(step, example):
+    """Warm-ups on a side stream that waits, and is waited for."""
+    static, side = torch.empty_like(example), torch.cuda.Stream()
+    static.copy_(example)
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(3):
+            step(static)
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        output = step(static)
+
+    def run(x):
+        static.copy_(x)
+        graph.replay()
+        return torch.clone(output)
+    return run
+
+
+RIGHT = [by_hand, as_documented, Runner, lambda step, example: Runner(step, example).__call__, aside(), input_in_pool]
 
 
 @pytest.mark.parametrize("at", range(len(RIGHT)))

@@ -73,6 +73,7 @@ class Buffers:
 
         self.all = {name: simgpu.name(torch.full((rows,), -9, device="cuda"), name)
                     for name in ("tokens", "sources", "before", "ids")}
+        self.memory = {name: tensor.view(-1) for name, tensor in self.all.items()}   # whatever becomes of the tensors
         self.given: dict[str, list[int]] = {}
 
     def put(self, **parts: tuple[int, ...]) -> None:
@@ -81,11 +82,11 @@ class Buffers:
 
         for name, values in parts.items():
             self.given[name] = list(values)
-            self.all[name].copy_(torch.tensor(values))
+            self.memory[name].copy_(torch.tensor(values))
 
     def wrong(self, when: str) -> Wrong | None:
         """What is not as it should be, in words."""
-        seen = {name: tensor.tolist() for name, tensor in self.all.items()}
+        seen = {name: tensor.tolist() for name, tensor in self.memory.items()}
         changed = next((name for name, values in self.given.items() if seen[name] != values), "")
         step = Step(*(tuple(self.given[name]) for name in ("tokens", "sources", "before")))
         if changed:
@@ -110,29 +111,30 @@ class Again(Judge):
 
         from ... import simgpu
 
-        buffers = Buffers(len(case.steps[0].tokens))
         torch.cuda.synchronize()
         begin = simgpu.clock()
-        if wrong := self._once(answer, buffers, case.steps[0]):
-            return ended(gpu, case, begin, wrong)
-        hazards = len(gpu.hazards)
-        wrong = None if hazards else self._replayed(answer, buffers, case)
+        for n, step in enumerate(case.steps):
+            if wrong := self._once(answer, step, n):
+                return ended(gpu, case, begin, wrong)
+        wrong = None if gpu.hazards else self._replayed(answer, case)
         found = ended(gpu, case, begin, None)
         found.facts["again"] = wrong
         if wrong and not found.hazards:
             raise self.refuse("again", wrong.why, f"{wrong.says}\nRun once, without a graph, it was right.", found)
         return found
 
-    def _once(self, answer: Answer, buffers: Buffers, step: Step) -> Wrong | None:
-        """Without a graph."""
+    def _once(self, answer: Answer, step: Step, number: int) -> Wrong | None:
+        """A run without a graph, on buffers of its own."""
+        buffers = Buffers(len(step.tokens))
         buffers.put(**step._asdict())
         self.called(answer, *buffers.all.values(), on="tokens, sources, before and ids", empty=True)
-        return buffers.wrong("After one run")
+        return buffers.wrong(f"After one run, step {number}")
 
-    def _replayed(self, answer: Answer, buffers: Buffers, case: Case) -> Wrong | None:
+    def _replayed(self, answer: Answer, case: Case) -> Wrong | None:
         """A warm-up while before still has old tokens, a capture, and replays with new contents."""
         import torch
 
+        buffers = Buffers(len(case.steps[0].tokens))
         run = partial(self.called, answer, *buffers.all.values(), empty=True)
         graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream()
         for n, step in enumerate(case.steps):
@@ -189,6 +191,8 @@ def _why(seen: list[int], step: Step) -> str:
         return "That takes the same row of the step before: a request may have had another one. Its row is in sources."
     if any(right != one for right, one in kept) and all(right == one for right, one in carried):
         return "Where the source is -1 the token stays what it is; only those rows are wrong."
+    if LARGE - 1 in seen:
+        return "Token ids are whole numbers, int64: a float holds not every one of them."
     if any(one in (right + NONE, right + 1, 2 * right, right - 2) for right, one in (*carried, *kept)
            if one != right):
         return "That is what adding gives; a second run adds again. Select."

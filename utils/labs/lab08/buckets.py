@@ -62,7 +62,7 @@ class Served:
 
     def __init__(self, judge: Bucketing, case: Case, model: Any, steps: Any) -> None:
         self.judge, self.case, self.steps, self.host_us, self.rows = judge, case, steps, [], []
-        self.slots, self.length = model.slots - 1, model.length
+        self.slots, self.length = case.load.slots, model.length
 
     def __call__(self, tokens: Any, slots: Any, positions: Any) -> Any:
         from ... import simgpu
@@ -92,15 +92,15 @@ class Bucketing(Judge):
 
         from ... import simgpu
 
-        model = _model(case.load.slots + 1)
+        model = _model(case.load.slots + 2)         # one is spare, and one holds prefixes only
         model.cells.copy_(torch.arange(model.cells.numel()).reshape(model.cells.shape))   # prefixes, kept from before
         spare, kept = case.load.slots, model.cells.cpu()
         with captures(gpu) as made:
-            steps = self.called(answer, model, case.sizes, spare, on="model, sizes and spare")
+            steps = self.called(answer, model, list(case.sizes), spare, on="model, sizes and spare")
         if not callable(steps):
             raise self.refuse("correct", "there is no __call__", "Write __call__(self, tokens, slots, positions), too.")
         torch.cuda.synchronize()
-        changed = _cell_words(kept, model.cells.cpu(), spare)
+        changed = _cell_words(kept, model.cells.cpu(), spare, "When nobody was served yet")
         scheduler, requests = lesson().Batching(case.load.slots, case.load.budget), case.load.requests()
         scheduler.add(*requests)
         served, before, begin = Served(self, case, model, steps), model.calls, simgpu.clock()
@@ -111,7 +111,9 @@ class Bucketing(Judge):
                       captures=[at - begin for at in captured])
         found.facts["blocked_us"] = blocked_us(found.trace, returned)
         found.begin_us, found.stop_us = _shown(found.trace)
-        found.wrong = Wrong("a live cell changed before serving", changed) if changed else _wrong(requests)
+        kept[:, :spare] = model.cells[:, :spare].cpu()                # of the requests
+        changed = changed or _cell_words(kept, model.cells.cpu(), spare, "While serving")
+        found.wrong = Wrong("a cell of somebody else changed", changed) if changed else _wrong(requests)
         return found
 
     def _served(self, served: Served, scheduler: Any) -> int:
@@ -168,12 +170,12 @@ def _model(slots: int) -> Any:
     return Counted(slots, CELLS, PRODUCTS)
 
 
-def _cell_words(before: Any, after: Any, spare: int) -> str:
+def _cell_words(before: Any, after: Any, spare: int, when: str) -> str:
     """Which cell of a slot that may be in use has changed, in words."""
     for slot in range(before.shape[1]):
         places = (before[:, slot] != after[:, slot]).any(0).nonzero()
         if slot != spare and len(places):
-            return (f"When nobody was served yet, the cell of slot {slot}, position {int(places[0])} was overwritten: "
+            return (f"{when}, the cell of slot {slot}, position {int(places[0])} was overwritten: "
                     "the cache may hold prefixes there. Also a warm-up writes a cell for each of its rows. Only those "
                     f"of slot {spare}, the spare one, are free for that.")
     return ""

@@ -159,8 +159,13 @@ class Judge(ABC):
         """Call what the learner wrote; Refused when it leaves another stream current."""
         import torch
 
-        here = torch.cuda.current_stream()
+        from ... import simgpu
+
+        here, capture = torch.cuda.current_stream(), simgpu.active().graphs
         result = call(self.puzzle, answer, *arguments, on=on, empty=empty)
+        if simgpu.active().graphs is not capture:
+            raise self.refuse("correct", "a capture is still in progress", "Every capture_begin() needs its "
+                              "capture_end(); `with torch.cuda.graph(...):` does both.")
         if torch.cuda.current_stream() != here:
             torch.cuda.set_stream(here)
             raise self.refuse("correct", "another stream is current afterwards",

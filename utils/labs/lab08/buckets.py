@@ -8,6 +8,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from ..check import Answer
+from ..device import window
 from ..lab06.data import Workload, random_workload
 from ..values import text_of
 from ..verdict import Verdict
@@ -22,6 +23,7 @@ PRODUCTS = 50                # of a step
 ROW_US = 2.0                 # of a product, for each row, beside its latency
 WIDTH = 64                   # of the lesson's model in the simulator
 CELLS = 64
+BEFORE_US, CAPTURE_US = 100.0, 2500.0   # of a capture while serving, what is shown
 FEW = 3                      # waits of the host
 MOST = 1.1                   # of the target's time: a few more copies of rows are none of the puzzle
 ONE_BY_ONE = Workload(1, 4, ((2, 8, 0.0), (1, 6, 0.0)))
@@ -110,7 +112,8 @@ class Bucketing(Judge):
         found = ended(gpu, case, begin, None, steps=count, calls=model.calls - before, served=served, made=len(made),
                       captures=[at - begin for at in captured])
         found.facts["blocked_us"] = blocked_us(found.trace, returned)
-        found.begin_us, found.stop_us = _shown(found.trace)
+        found.facts["whole"], (first, found.stop_us) = found.trace, _shown(found.trace)
+        found.trace = window(found.trace, first)            # the same steps of an answer and of the target begin at 0
         kept[:, :spare] = model.cells[:, :spare].cpu()                # of the requests
         changed = changed or _cell_words(kept, model.cells.cpu(), spare, "While serving")
         found.wrong = Wrong("a cell of somebody else changed", changed) if changed else _wrong(requests)
@@ -147,11 +150,11 @@ class Bucketing(Judge):
         if times:
             many = f"{len(times)} graphs are captured while requests are served" if len(times) > 1 else \
                 "a graph is captured while requests are served"
+            run.trace, run.stop_us = window(run.facts["whole"], times[0] - BEFORE_US), CAPTURE_US
             raise self.refuse("captures", f"{len(times)} while serving",
                               f"Right, but {many}, in {run.facts['steps']} steps. Step {longest} takes the host "
                               f"{served.host_us[longest]:.0f} µs, where {max(goal.facts['served'].host_us):.0f} are "
-                              f"enough, and everybody in it waits for that. Capture every size in __init__.{on}",
-                              run, goal)
+                              f"enough, and everybody in it waits for that. Capture every size in __init__.{on}", run)
         if run.wall_us <= goal.wall_us * MOST + CALLS_US:
             return
         raise self.refuse("time", f"{run.wall_us / 1000:.2f} ms instead of {goal.wall_us / 1000:.2f}",
@@ -211,19 +214,19 @@ def _slow_words(run: Ran, goal: Ran) -> str:
 
 
 def _syncs(run: Ran) -> int:
-    return sum(kind == "sync" for kind in run.trace.columns["kind"])
+    return sum(kind == "sync" for kind in run.facts["whole"].columns["kind"])
 
 
 def _kernels_us(run: Ran) -> float:
-    return run.trace.busy_us("kernel")
+    return run.facts["whole"].busy_us("kernel")
 
 
 def _shown(trace: Any) -> tuple[float, float | None]:
-    """From the start of one step to that of the third behind it."""
+    """The start of one step, and how long it is from there to the third behind it."""
     starts = [start for start, name in zip(trace.columns["start_us"], trace.columns["name"], strict=True)
               if name == "schedule"]
     at = len(starts) // 2
-    return (starts[at], starts[at + 3]) if len(starts) > at + 3 else (0.0, None)
+    return (starts[at], starts[at + 3] - starts[at]) if len(starts) > at + 3 else (0.0, None)
 
 
 def judge_Bucketed(answer: Answer) -> Verdict:

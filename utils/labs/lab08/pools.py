@@ -76,7 +76,8 @@ class Pools(Judge):
                  for n, rows in enumerate(case.rows)]
         torch.cuda.synchronize()
         step, start, first = Step(), _reserved(), simgpu.clock()
-        graphs = self.called(answer, step, list(inputs), on="step and two inputs")
+        with captures(gpu) as made:
+            graphs = self.called(answer, step, list(inputs), on="step and two inputs")
         if not callable(getattr(graphs, "replay", None)):
             raise self.refuse("correct", "there is no replay", "Write replay(self, n), too.")
         torch.cuda.synchronize()
@@ -85,6 +86,8 @@ class Pools(Judge):
             wrong, host_us, count, reserved = self._replayed(graphs, inputs, fresh)
         found = ended(gpu, case, begin, wrong, calls=step.calls - before, host_us=host_us / count,
                       reserved=reserved - start, captures=len(captured))
+        found.facts["begin"] = begin
+        found.facts["first"] = _reserved_at(gpu, made[1]) - start if len(made) == 2 else None
         found.trace, found.begin_us = gpu.trace(), first
         found.stop_us = begin + SHOWN_US
         return found
@@ -119,6 +122,8 @@ class Pools(Judge):
                 "another stream has to wait for that one, and that one for it.")
 
     def picture(self, run: Ran, goal: Ran | None = None) -> Picture:
+        if run.hazards:
+            return timeline({"yours": run.trace}, start=run.facts["begin"])
         return timeline({"yours": run.trace, "target": goal.trace} if goal else run.trace, start=run.begin_us,
                         stop=run.stop_us, lanes=("host", "compute"), memory=True)
 
@@ -133,8 +138,20 @@ class Pools(Judge):
         if reserved > MOST * one:
             says = (f"Right, but {reserved / KIB:.0f} KiB are reserved, {reserved / one:.2f} times the "
                     f"{one / KIB:.0f} KiB of the larger graph alone with two outputs. "
-                    f"{_more_words(run, reserved - one)}{on}")
+                    f"{_parts_words(run)}{_more_words(run, reserved - one)}{on}")
             raise self.refuse("memory", f"{reserved / KIB:.0f} KiB instead of {one / KIB:.0f}", says)
+
+
+def _reserved_at(gpu: SimDevice, at_us: float) -> int:
+    """Bytes reserved at a time of the host's clock."""
+    return [reserved for ns, _, _, reserved in gpu.machine.memory.history if ns <= at_us * 1000][-1]
+
+
+def _parts_words(run: Ran) -> str:
+    first, reserved = run.facts["first"], run.facts["reserved"]
+    if first is None or reserved <= first:
+        return ""
+    return f"{first / KIB:.0f} were there when the second capture began, {(reserved - first) / KIB:.0f} came since. "
 
 
 def _more_words(run: Ran, more: float) -> str:

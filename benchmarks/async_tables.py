@@ -100,7 +100,8 @@ def of_steps(result: dict[str, Any]) -> str:
              "all else"]
     rows = []
     for row in result["step"]:
-        for prefix, how in (("", ", kernels of its own" if row["fused"] else ""), ("plain ", ", PyTorch's operators")):
+        for prefix, how in (("", ", kernels of its own" if row.get("fused") else ""),
+                            ("plain ", ", PyTorch's operators")):
             if prefix + "graph" in row["ms"]:
                 eager, graph, *parts = (row["ms"][prefix + name]["median"]
                                         for name in ("eager", "graph", "products", "attention"))
@@ -133,7 +134,7 @@ def of_busy(result: dict[str, Any]) -> str:
              "over max(host, GPU)", "saving predicted", "measured", "of the predicted"]
     rows = [(f"{row['busy_ms']:g} ms", [
         f"{row['host_ms']['median']:.2f}", f"{row['gpu_ms']['median']:.2f}",
-        f"{row['launch_ms'][0]['longest']:.1f}", f"{row['host_share']['median']:.1%}",
+        f"{row['launch_ms'][0]['longest']:.1f}" if "launch_ms" in row else "", f"{row['host_share']['median']:.1%}",
         f"{row['synchronous, graphs wall_ms']['median']:.1f}", f"{row['asynchronous, graphs wall_ms']['median']:.1f}",
         interval(row["over_predicted"]), f"{row['predicted_saving']['median']:.1%}", f"{row['saving']['median']:.1%}",
         interval(row["saved_of_predicted"])]) for row in result["sweep"]]

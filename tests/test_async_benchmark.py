@@ -1,7 +1,9 @@
 """benchmarks/async_batching.py on the simulated device: what it measures, and how it is judged."""
 
 import json
+from collections import Counter
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -320,3 +322,60 @@ def test_tables_have_all_rows(result):
         assert len({line.count("|") for line in table.splitlines()}) == 1
     names = [line.split(" | ")[0].strip("| ") for line in tables[1].splitlines()[2:]]
     assert names == [*WAYS, "transformers, sync", "transformers, async"]
+
+
+# ---- what is recorded
+
+BENCHMARKS = Path(__file__).resolve().parents[1] / "benchmarks"
+RECORDED, FIRST = "async_batching_h200.json", "async_batching_h200_first.json"
+
+
+def recorded(name):
+    return json.loads((BENCHMARKS / "results" / name).read_text())
+
+
+def page():
+    return (BENCHMARKS / "README.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("name", [RECORDED, FIRST])
+def test_recorded_limits_follow_from_the_recorded_times(name):
+    result = recorded(name)
+    assert result["machine"]["gpu"] == "NVIDIA H200"
+    assert result["targets"] == json.loads(json.dumps(targets(result)))
+
+
+def test_the_page_has_the_recorded_tables():
+    for table in [*async_tables.tables(recorded(RECORDED)), async_tables.of_ways(recorded(FIRST))]:
+        assert table in page(), table
+
+
+def test_the_page_counts_the_recorded_limits():
+    found = recorded(RECORDED)["targets"]
+    states = Counter(each["state"] for each in found)
+    assert (f"Of {len(found)} limits, {states['met']} are met, {states['not shown']} are not shown (their interval "
+            f"reaches beyond), {states['missed']} are missed.") in page()
+    missed = [each["target"] for each in found if each["state"] == "missed"]
+    assert len(missed) == 2 and all(target.startswith("asynchronous: ") for target in missed)
+
+
+def test_the_page_quotes_the_recorded_numbers():
+    result, first = recorded(RECORDED), recorded(FIRST)
+    text = " ".join(page().split())
+    ways, over = result["loops"]["ways"], result["loops"]["pairs"][1]["wall_over_synchronous_gpu"]
+    graphs, (mode, theirs) = result["memory"]["graph_reserved_bytes"], async_tables.best_peer(first)
+    ours = max(way["tokens_per_s"]["median"] for way in first["loops"]["ways"].values())
+    assert mode == "async, graphs" and all(row["equal"] == 32 for row in result["loops"]["tokens"])
+    for said in (
+        f"{ways[ASYNC_GRAPHS]['tokens_per_s']['median']:,.0f} tokens/s. Between",
+        f"at most {max(ways[ASYNC_GRAPHS]['idle_between']) * 100:.2f} % of the time",
+        f"is {over['mean']:.4f} ± {over['interval'][1] - over['mean']:.4f} of the",
+        f"reserve {graphs['two, unshared'] / graphs['one']:.2f} times what one does",
+        f"{result['copy_gb_per_s']['median']:.0f} GB/s in this run",
+        f"reached {async_tables.best_peer(result)[1]:,.0f} tokens/s with graphs",
+        f"That is {theirs:,.0f} tokens/s beside {ours:,.0f} in one run",
+    ):
+        assert said in text, said
+    rows = result["sweep"]
+    assert len(rows) == 10 and max(abs(row["over_predicted"]["mean"] - 1) for row in rows) < 0.019
+    assert min(row["saved_of_predicted"]["mean"] for row in rows if row["host_share"]["median"] >= 0.15) > 0.969

@@ -1,4 +1,4 @@
-"""The decode step in kernels of its own, six launches per layer, where triton can make them.
+"""The decode step in six kernels of its own and one product per layer, where triton can make them.
 
 Between its products a decode step has little to do and much to launch: what takes PyTorch a dozen kernels (norms,
 turning, writing, attention, silu, sums of split products) takes longer than reading the cache. Without triton, on the

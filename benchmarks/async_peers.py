@@ -19,8 +19,8 @@ from utils.trace import record
 PAGE = 32               # tokens: the requests' pages are then all of the cache, and no padding
 FINE = 2048             # keys to pad to, in tokens: the default, 16,384, is more than these requests have at their end
 MODES = {               # ahead, graphs, padding unless the default; the fastest ones first, as time may be up
-    "async, graphs": (True, True), "sync, graphs": (False, True), "async, graphs, keys padded finely": (True, True, FINE),
-    "async": (True, False), "sync": (False, False)}
+    "async, graphs": (True, True), "sync, graphs": (False, True),
+    "async, graphs, keys padded finely": (True, True, FINE), "async": (True, False), "sync": (False, False)}
 
 
 def llama(decoder: SlotDecoder, device: str) -> torch.nn.Module:

@@ -155,7 +155,7 @@ WRONG = [
     (if_any, "it cannot be captured"),
     (returned, "ids is [-9"),
     (remembering(), "Run once, without a graph, it was right."),
-    (once(), "Run once, without a graph, it was right."),
+    (once(), "launched nothing on the captured stream"),
     (aside, "Launch there, or wait for it"),
 ]
 

@@ -136,7 +136,7 @@ WRONG = [
     (OnTwoStreams, "Graphs that share a pool write the same memory"),
     (made(OnTwoStreams, forth=False), "Graphs that share a pool write the same memory"),
     (OtherOutput, "graph 0 gives wrong numbers"),
-    (OnlyFirst, "graph 1 gives wrong numbers"),
+    (OnlyFirst, "Does replay(1) replay graph 0?"),
     (made(swapped=True), "does the graph read that tensor"),
     (NoReplay, "Write replay(self, n), too."),
 ]

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ..check import Answer
+from ..check import Answer, Refused
+from ..values import text_of
 from ..verdict import Picture, Verdict
 from .judge import CAPTURE_HINT, CAPTURING, Judge, Ran, Wrong, ended, h200
 
@@ -16,6 +19,8 @@ if TYPE_CHECKING:
 
 PUZZLE = "carry_over"
 NONE = -1
+READ = ("tokens", "sources", "before")
+READER = "reader"
 LARGE = 2**40 + 1            # a token that float32 cannot hold, nor float64 times itself
 
 
@@ -55,7 +60,8 @@ class Case:
     def __str__(self) -> str:
         parts = [f"{len(self.steps)} steps of {len(self.steps[0].tokens)} row{'s' * (len(self.steps[0].tokens) > 1)}",
                  f"each replayed {self.replays} time{'s' * (self.replays > 1)}"]
-        return ", ".join(parts + ["another stream current"] * self.side + ["adversarial timing"] * self.adversarial)
+        return ", ".join(parts + ["another stream current"] * self.side
+                         + ["a reader on a stream of its own", "adversarial timing"] * self.adversarial)
 
     @property
     def profile(self) -> Profile:
@@ -98,6 +104,24 @@ class Buffers:
         return Wrong("wrong ids", f"{when}, ids is {seen['ids']}, not {step.ids}: {given}. {_why(seen['ids'], step)}")
 
 
+@contextmanager
+def read_beside(buffers: Buffers, there: bool) -> Iterator[None]:
+    """The slots of the pipeline, on a stream of their own: they read what is only read."""
+    import torch
+
+    from ... import simgpu
+
+    reader, here = simgpu.name(torch.cuda.Stream(), READER), torch.cuda.current_stream()
+    if there:
+        reader.wait_stream(here)
+        with torch.cuda.stream(reader):
+            for name in READ:
+                buffers.memory[name].clone()
+    yield
+    if there:
+        here.wait_stream(reader)
+
+
 class Again(Judge):
     puzzle = PUZZLE
     ticks = ("correct", "race-free", "captured", "again")
@@ -114,7 +138,7 @@ class Again(Judge):
         torch.cuda.synchronize()
         begin = simgpu.clock()
         for n, step in enumerate(case.steps):
-            if wrong := self._once(answer, step, n):
+            if wrong := self._once(answer, step, n, case.adversarial):
                 return ended(gpu, case, begin, wrong)
         wrong = None if gpu.hazards else self._replayed(answer, case)
         found = ended(gpu, case, begin, None)
@@ -123,11 +147,12 @@ class Again(Judge):
             raise self.refuse("again", wrong.why, f"{wrong.says}\nRun once, without a graph, it was right.", found)
         return found
 
-    def _once(self, answer: Answer, step: Step, number: int) -> Wrong | None:
+    def _once(self, answer: Answer, step: Step, number: int, adversarial: bool) -> Wrong | None:
         """A run without a graph, on buffers of its own."""
         buffers = Buffers(len(step.tokens))
         buffers.put(**step._asdict())
-        self.called(answer, *buffers.all.values(), on="tokens, sources, before and ids", empty=True)
+        with read_beside(buffers, adversarial):
+            self.called(answer, *buffers.all.values(), on="tokens, sources, before and ids", empty=True)
         return buffers.wrong(f"After one run, step {number}")
 
     def _replayed(self, answer: Answer, case: Case) -> Wrong | None:
@@ -142,8 +167,7 @@ class Again(Judge):
             if not n:
                 run(on="a warm-up")
                 torch.cuda.synchronize()
-                with torch.cuda.graph(graph, stream=stream):
-                    run(on="a capture")
+                self._capture(graph, stream, run)
             buffers.put(before=step.before)
             for turn in range(case.replays):
                 graph.replay()
@@ -152,9 +176,22 @@ class Again(Judge):
                     return wrong
         return None
 
-    def _played(self, answer: Answer, case: Any) -> Ran:
-        from ..check import Refused
+    def _capture(self, graph: Any, stream: Any, run: Any) -> None:
+        import torch
 
+        try:
+            with torch.cuda.graph(graph, stream=stream):
+                run(on="a capture")
+                kept = simgpu_nodes()
+        except RuntimeError as error:
+            raise self.refuse("captured", "it cannot be captured",
+                              f"The capture failed at its end: {text_of(error)}") from None
+        if not kept:
+            raise self.refuse("captured", "nothing was captured",
+                              "The function launched nothing on the captured stream, which is the current one in the "
+                              "call: a replay of this graph does nothing.")
+
+    def _played(self, answer: Answer, case: Any) -> Ran:
         try:
             return super()._played(answer, case)
         except Refused as refused:
@@ -164,6 +201,11 @@ class Again(Judge):
             raise
 
     def race_words(self, run: Ran, hazard: Hazard) -> str:
+        if hazard.buffer not in ("tokens", "sources", "before", "ids"):
+            return ""
+        if READER in str(hazard):
+            return ("tokens, sources and before are only read: others read them at the same time. So never write into "
+                    "them, not even for a while.")
         return ("The caller writes the four tensors, and reads ids, on the current stream. Launch there, or wait for "
                 "it, and let it wait.")
 
@@ -176,7 +218,15 @@ class Again(Judge):
 
 
 WAITS = ("The host would have to wait for a value: to read one (.item(), int(), `if`, a loop over a tensor), or to "
-         "learn how many there are, as x[mask] and nonzero do. A select works on all rows: torch.where.")
+         "learn how many there are, as x[mask] and nonzero do; nor can it ask a stream. A select works on all rows: "
+         "torch.where.")
+
+
+def simgpu_nodes() -> int:
+    """How many operations the capture in progress has."""
+    from ... import simgpu
+
+    return len(simgpu.active().graphs.nodes)
 
 
 def _why(seen: list[int], step: Step) -> str:
@@ -193,7 +243,7 @@ def _why(seen: list[int], step: Step) -> str:
         return "Where the source is -1 the token stays what it is; only those rows are wrong."
     if LARGE - 1 in seen:
         return "Token ids are whole numbers, int64: a float holds not every one of them."
-    if any(one in (right + NONE, right + 1, 2 * right, right - 2) for right, one in (*carried, *kept)
+    if all(one in (right + NONE, right + 1, 2 * right, right - 2) for right, one in (*carried, *kept)
            if one != right):
         return "That is what adding gives; a second run adds again. Select."
     return "A row with a source gets before[source]; all others keep their token."

@@ -8,11 +8,12 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from ..check import Answer
-from ..device import window
+from ..device import SLACK, window
 from ..lab06.data import Workload, random_workload
 from ..values import text_of
 from ..verdict import Verdict
-from .judge import CALLS_US, Judge, Ran, Wrong, blocked_us, captures, ended, h200, kind_words
+from .cells import logged, others_words, rows_words
+from .judge import CALLS_US, Judge, Ran, Wrong, blocked_us, captures, ended, h200, kind_words, move_on
 
 if TYPE_CHECKING:
     from ...simgpu import Hazard, Profile
@@ -38,12 +39,18 @@ class Case:
 
     load: Workload
     sizes: tuple[int, ...]
+    moves: bool = False
     side: bool = False
     adversarial: bool = False
 
     def __str__(self) -> str:
         parts = [f"{self.load}", f"sizes {', '.join(map(str, self.sizes))}"] + ["another stream current"] * self.side
+        parts += ["another stream current while serving than before"] * self.moves
         return ", ".join(parts + ["adversarial timing"] * self.adversarial)
+
+    def size(self, count: int) -> int:
+        """The one for a step of so many rows."""
+        return min(size for size in self.sizes if size >= count)
 
     @property
     def profile(self) -> Profile:
@@ -85,8 +92,8 @@ class Bucketing(Judge):
     ticks = ("correct", "race-free", "captures", "time")
     whys = ("every token is the expected one", "every order is stated", "none while serving",
             "each step in the smallest size that holds it")
-    cases = (Case(random_workload(8, 4, 16, 0.0, seed=3, longest=9), (2, 16, 4, 1, 8)), Case(ONE_BY_ONE, (4, 1)),
-             Case(FOUR, (8, 4, 2, 1), side=True), Case(COME_AND_GO, (4, 1)),
+    cases = (Case(random_workload(8, 4, 16, 0.0, seed=11, longest=9), (2, 16, 4, 1, 8)), Case(ONE_BY_ONE, (4, 1)),
+             Case(FOUR, (8, 4, 2, 1), moves=True), Case(COME_AND_GO, (4, 1)),
              Case(random_workload(6, 3, 8, 0.0, seed=5, longest=6), (3, 8, 5), side=True, adversarial=True))
 
     def play(self, answer: Answer, case: Case, gpu: SimDevice) -> Ran:
@@ -101,9 +108,12 @@ class Bucketing(Judge):
             steps = self.called(answer, model, list(case.sizes), spare, on="model, sizes and spare")
         if not callable(steps):
             raise self.refuse("correct", "there is no __call__", "Write __call__(self, tokens, slots, positions), too.")
-        torch.cuda.synchronize()
-        changed = _cell_words(kept, model.cells.cpu(), spare, "When nobody was served yet")
-        scheduler, requests = lesson().Batching(case.load.slots, case.load.budget), case.load.requests()
+        if case.moves:
+            move_on()
+        if not case.adversarial:               # there it goes on at once
+            torch.cuda.synchronize()
+        changed = others_words(kept, model.cells.cpu(), spare, "When nobody was served yet")
+        scheduler, requests = logged(lesson().Batching(case.load.slots, case.load.budget)), case.load.requests()
         scheduler.add(*requests)
         served, before, begin = Served(self, case, model, steps), model.calls, simgpu.clock()
         with captures(gpu) as captured:
@@ -114,9 +124,11 @@ class Bucketing(Judge):
         found.facts["blocked_us"] = blocked_us(found.trace, returned)
         found.facts["whole"], (first, found.stop_us) = found.trace, _shown(found.trace)
         found.trace = window(found.trace, first)            # the same steps of an answer and of the target begin at 0
-        kept[:, :spare] = model.cells[:, :spare].cpu()                # of the requests
-        changed = changed or _cell_words(kept, model.cells.cpu(), spare, "While serving")
+        after = model.cells.cpu()
+        changed = changed or others_words(kept, after, spare, "While serving", scheduler.given)
         found.wrong = Wrong("a cell of somebody else changed", changed) if changed else _wrong(requests)
+        if not found.wrong and (changed := rows_words(after, scheduler.given)):
+            found.wrong = Wrong("a cell of somebody else changed", changed)
         return found
 
     def _served(self, served: Served, scheduler: Any) -> int:
@@ -140,8 +152,33 @@ class Bucketing(Judge):
         more = [run for run in runs if _syncs(run) > _syncs(self.goal(run.case)) + FEW]
         waits = [f"The host waits {_syncs(run)} times, where {_syncs(self.goal(run.case))} do. It costs nothing in "
                  "this loop, which waits right behind each step, but would in an asynchronous one." for run in more][:1]
+        eager = next((run for run in runs if run.facts["calls"]), None)
+        if eager:
+            waits.append(f"The model runs in Python in {eager.facts['calls']} of {eager.facts['steps']} steps. That "
+                         "costs nothing here, where so many rows take longer than their launches; but the host is busy "
+                         "all that time.")
         return waits + [f"You captured {run.facts['made']} graphs for {len(run.case.sizes)} sizes. Each takes time at "
                 "the start, and on a GPU memory." for run in runs if run.facts["made"] > len(run.case.sizes)][:1]
+
+    def _judge_products(self, run: Ran, goal: Ran, on: str) -> None:
+        """As many as the model has, with as many rows as the step needs."""
+        rows, mine, latency = run.facts["served"].rows, _products_us(run), _latency_us(goal)
+        if len(mine) != len(rows):
+            raise self.refuse("correct", "products are left out", f"{len(rows)} steps of {PRODUCTS} products each make "
+                              f"{len(rows) * PRODUCTS}, and {run.facts['products']} were computed. The model is to be "
+                              f"run as it is.{on}")
+        for number, (count, took) in enumerate(zip(rows, mine, strict=True)):
+            used, size = round((took / PRODUCTS - latency) / ROW_US, 1), run.case.size(count)
+            if used < count:
+                raise self.refuse("correct", "products are left out", f"Step {number} has {count} rows, and its "
+                                  f"products had {used:g}. The model is to be run as it is.{on}")
+            if used > size:
+                extra = (sum(mine) - sum(PRODUCTS * (latency + ROW_US * run.case.size(one)) for one in rows)) / 1000
+                raise self.refuse("time", f"a step of {count} rows is one of {used:g}",
+                                  f"Right, but step {number} has {count} row{'s' * (count > 1)} and computes {used:g}, "
+                                  f"where size {size} holds it. A product takes {ROW_US:g} µs more for each row, a "
+                                  f"padding row, too: in all steps that is {extra:.2f} ms more than needed.{on}",
+                                  run, goal)
 
     def judge_cost(self, run: Ran, goal: Ran) -> None:
         served, times = run.facts["served"], run.facts["captures"]
@@ -155,7 +192,8 @@ class Bucketing(Judge):
                               f"Right, but {many}, in {run.facts['steps']} steps. Step {longest} takes the host "
                               f"{served.host_us[longest]:.0f} µs, where {max(goal.facts['served'].host_us):.0f} are "
                               f"enough, and everybody in it waits for that. Capture every size in __init__.{on}", run)
-        if run.wall_us <= goal.wall_us * MOST + CALLS_US:
+        self._judge_products(run, goal, on)
+        if run.wall_us <= goal.wall_us * (SLACK if run.facts["calls"] else MOST) + CALLS_US:
             return
         raise self.refuse("time", f"{run.wall_us / 1000:.2f} ms instead of {goal.wall_us / 1000:.2f}",
                           f"Right, but {run.facts['steps']} steps take {run.wall_us / 1000:.2f} ms, where "
@@ -171,17 +209,6 @@ def _model(slots: int) -> Any:
             return super().__call__(tokens, slots, positions)
 
     return Counted(slots, CELLS, PRODUCTS)
-
-
-def _cell_words(before: Any, after: Any, spare: int, when: str) -> str:
-    """Which cell of a slot that may be in use has changed, in words."""
-    for slot in range(before.shape[1]):
-        places = (before[:, slot] != after[:, slot]).any(0).nonzero()
-        if slot != spare and len(places):
-            return (f"{when}, the cell of slot {slot}, position {int(places[0])} was overwritten: "
-                    "the cache may hold prefixes there. Also a warm-up writes a cell for each of its rows. Only those "
-                    f"of slot {spare}, the spare one, are free for that.")
-    return ""
 
 
 def _wrong(requests: list[Any]) -> Wrong | None:
@@ -205,11 +232,6 @@ def _slow_words(run: Ran, goal: Ran) -> str:
     if run.facts["blocked_us"] > goal.facts["blocked_us"] and _syncs(run) > _syncs(goal):
         return (f"The host waits {_syncs(run)} times, where the loop does so {_syncs(goal)} times. Nothing in a step "
                 "has to wait.")
-    mine, enough = (_kernels_us(one) for one in (run, goal))
-    if mine > 1.05 * enough:
-        return (f"The kernels take {mine / 1000:.2f} ms in place of {enough / 1000:.2f}, because a product takes "
-                f"{ROW_US:g} µs more for each row, a padding row, too. Which size does a step of 4 rows use, which a "
-                "step of 5?")
     return "The host needs longer for its steps: how many launches are there beside the replay?"
 
 
@@ -217,8 +239,19 @@ def _syncs(run: Ran) -> int:
     return sum(kind == "sync" for kind in run.facts["whole"].columns["kind"])
 
 
-def _kernels_us(run: Ran) -> float:
-    return run.facts["whole"].busy_us("kernel")
+def _products_us(run: Ran) -> list[float]:
+    """The time of the products of each step; what is left of the last ones makes one more."""
+    columns = run.facts["whole"].columns
+    spans = sorted((start, took) for start, took, name, lane in
+                   zip(*(columns[name] for name in ("start_us", "duration_us", "name", "lane")), strict=True)
+                   if lane == "compute" and name.split()[-1] == "mm")
+    run.facts["products"] = len(spans)
+    return [sum(took for _, took in spans[at:at + PRODUCTS]) for at in range(0, len(spans), PRODUCTS)]
+
+
+def _latency_us(goal: Ran) -> float:
+    """Of a product without rows."""
+    return _products_us(goal)[0] / PRODUCTS - ROW_US * goal.case.size(goal.facts["served"].rows[0])
 
 
 def _shown(trace: Any) -> tuple[float, float | None]:

@@ -12,7 +12,7 @@ from ...timeline import timeline
 from ..check import Answer, Refused, call
 from ..defaults import usual_defaults
 from ..device import CALLS_US as CALLS_US
-from ..device import one_thread, window
+from ..device import FOREIGN, OWN_DEVICE, one_thread, window
 from ..values import shown
 from ..verdict import Picture, Tick, Verdict
 from ..worked import worked
@@ -78,7 +78,7 @@ class Judge(ABC):
 
     def error_words(self, message: str) -> str:
         """What helps with an error of the learner's function."""
-        return CAPTURE_HINT if CAPTURING in message else ""
+        return next((hint for words, hint in HINTS.items() if words in message), "")
 
     @abstractmethod
     def judge_cost(self, run: Ran, goal: Ran) -> None:
@@ -174,8 +174,12 @@ class Judge(ABC):
 
 
 _goals: dict[str, dict[Any, Ran]] = {}
+JOINING = ("A stream joins a capture when it waits for the captured one, and has to be waited for in turn before the "
+           "capture ends: side.wait_stream(here), then its work, then here.wait_stream(side).")
 CAPTURE_HINT = ("While a stream is captured, nothing runs, so nothing can be waited for, and no value can be read. "
                 "What a step does only in its first call (building a table, waiting) has to be over before that.")
+HINTS = {CAPTURING: CAPTURE_HINT, "uncaptured work": JOINING, "unjoined work": JOINING,
+         **dict.fromkeys(FOREIGN, OWN_DEVICE)}
 
 
 @contextmanager
@@ -190,6 +194,17 @@ def session(case: Any) -> Iterator[SimDevice]:
         if case.side:
             torch.cuda.set_stream(simgpu.name(torch.cuda.Stream(), "current stream"))
         yield gpu
+
+
+def move_on() -> None:
+    """Another stream is current from now on, behind all that was launched on the last one."""
+    import torch
+
+    from ... import simgpu
+
+    stream = simgpu.name(torch.cuda.Stream(), "the next current stream")
+    stream.wait_stream(torch.cuda.current_stream())
+    torch.cuda.set_stream(stream)
 
 
 @contextmanager

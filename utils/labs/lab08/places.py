@@ -251,7 +251,7 @@ def judge_inside_or_outside(answer: Answer) -> Verdict:
         says += [f"Not in the table: {', '.join(map(shown, unknown))}."] * bool(unknown)
         raise _refused("the names are not those of the table", " ".join(says))
     for name, place in given.items():
-        if place not in (INSIDE, OUTSIDE):
+        if not isinstance(place, str) or place not in (INSIDE, OUTSIDE):
             raise _refused(f"{name} is {shown(place)}", f'Say "{INSIDE}" or "{OUTSIDE}".')
     wrong = [name for name in OPERATIONS if given[name] != tried(name).right(OPERATIONS[name].random)]
     if wrong:

@@ -9,7 +9,7 @@ from ..afterwards import take_freed_memory
 from ..check import Answer
 from ..device import SLACK
 from ..verdict import Verdict
-from .judge import CALLS_US, Judge, Ran, Wrong, blocked_us, captures, ended, h200, kind_words, values
+from .judge import CALLS_US, Judge, Ran, Wrong, blocked_us, captures, ended, h200, kind_words, move_on, values
 
 if TYPE_CHECKING:
     from ...simgpu import Hazard, Profile
@@ -18,8 +18,11 @@ if TYPE_CHECKING:
 PUZZLE = "graphed"
 ROUNDS = 14          # of a step, of three kernels each
 CALLS = 6
-AGAIN = 3            # the call that gets the example itself
+AGAIN = 3            # the call that gets the example itself; in some cases another stream is current from it on
+MORE = 100           # calls behind those that are measured: no result may lie where one of them is written
+LAST = CALLS + 1     # their input
 PRIME = 1009         # whole numbers below it are exact in float32, and three times as large, too
+QUARTER = 0.25       # and with this added
 
 
 @dataclass(frozen=True)
@@ -29,18 +32,26 @@ class Case:
     shape: tuple[int, ...] = (64,)
     dtype: str = "int64"
     first: bool = False
+    more: int = 0
+    moves: bool = False
     side: bool = False
     adversarial: bool = False
 
     def __str__(self) -> str:
         parts = [f"{self.dtype} {self.shape}"]
         parts += ["its first call builds a table and waits"] * self.first + ["another stream current"] * self.side
-        return ", ".join(parts + ["adversarial timing"] * self.adversarial)
+        parts += [f"then {self.more} more calls"] * bool(self.more)
+        parts += [f"from call {AGAIN} on another stream current than before"] * self.moves
+        parts += ["a reader of the example on a stream of its own", "adversarial timing"] if self.adversarial else []
+        return ", ".join(parts)
 
     @property
     def profile(self) -> Profile:
         """An H200."""
         return h200()
+
+
+READER = "reader"
 
 
 class Step:
@@ -63,7 +74,7 @@ class Graphed(Judge):
     ticks = ("correct", "race-free", "time")
     whys = ("right for every input, and each result stays", "every order is stated", "one replay in a call")
     each = f"{CALLS} calls of a step of {3 * ROUNDS} kernels: "
-    cases = (Case(), Case(side=True), Case(first=True), Case((8, 16), "float32", side=True),
+    cases = (Case(more=MORE), Case(side=True), Case(first=True), Case((8, 16), "float32", moves=True),
              Case((32,), first=True, side=True, adversarial=True), Case((64,), adversarial=True))
 
     def play(self, answer: Answer, case: Case, gpu: SimDevice) -> Ran:
@@ -71,35 +82,50 @@ class Graphed(Judge):
 
         from ... import simgpu
 
-        inputs = [_input(case, n).to("cuda") for n in range(CALLS + 1)]
+        inputs = [_input(case, n).to("cuda") for n in range(LAST + 1)]
         x = [simgpu.name(torch.zeros_like(one), f"x of call {n}") for n, one in enumerate(inputs)]
+        reader = simgpu.name(torch.cuda.Stream(), READER)
         step, example = Step(case), simgpu.name(torch.zeros_like(inputs[0]), "example")
         torch.cuda.synchronize()
         example.copy_(inputs[CALLS])           # still pending on the current stream
+        reader.wait_stream(torch.cuda.current_stream())
         run = self.called(answer, step, example, on="step and example")
         if not callable(run):
             raise self.refuse("correct", "no function is returned",
                               f"{PUZZLE} returned {kind_words(run, example) or 'a tensor'}. Return a function of one "
                               "input.")
-        torch.cuda.synchronize()
+        if not case.adversarial:               # there it goes on at once
+            torch.cuda.synchronize()
         take_freed_memory(gpu)
-        torch.cuda.synchronize()
+        if not case.adversarial:
+            torch.cuda.synchronize()
         begin, before, results = simgpu.clock(), step.calls, []
         with captures(gpu) as captured:
             for n in range(CALLS):
-                if n != AGAIN:
-                    x[n].copy_(inputs[n])
-                results.append(self.called(run, example if n == AGAIN else x[n], on=f"call {n}"))
-                x[n].zero_()                   # the caller's own, to be used again
+                if n == AGAIN and case.moves:
+                    move_on()
+                if case.adversarial:
+                    with torch.cuda.stream(reader):
+                        example.clone()
+                given = example if n == AGAIN else x[n].copy_(inputs[n])
+                results.append(self.called(run, given, on=f"call {n}"))
+                x[n].zero_() if n == AGAIN else x[n].sub_(inputs[n])   # zero, unless the answer wrote into it
         returned = simgpu.clock() - begin
         found = ended(gpu, case, begin, None, calls=step.calls - before, captures=len(captured))
-        found.facts["blocked_us"] = blocked_us(found.trace, returned)
+        found.facts["blocked_us"], found.facts["returned_us"] = blocked_us(found.trace, returned), returned
         found.stop_us = 2.2 * found.wall_us / CALLS
-        found.wrong = _wrong(case, results, example)
+        found.wrong = _wrong(case, results, example, x[:CALLS])
+        if not found.wrong and case.more:
+            for n in range(case.more):
+                self.called(run, x[LAST].copy_(inputs[LAST]), on=f"call {CALLS + n}")
+            found.wrong = _wrong(case, results, example, x[:CALLS])
         found.hazards = list(gpu.hazards)
         return found
 
     def race_words(self, run: Ran, hazard: Hazard) -> str:
+        if "example" in hazard.buffer and READER in str(hazard):
+            return ("(example is the caller's, and somebody else may read it at any time. So never write into it, not "
+                    "even for a while.)")
         if "example" in hazard.buffer:
             return ("(The caller is still making example on the current stream when you get it: a stream of your own "
                     "has to wait for that.)")
@@ -118,7 +144,8 @@ def _input(case: Case, number: int) -> Any:
     import torch
 
     draw = torch.Generator().manual_seed(40 + number)
-    return torch.randint(0, PRIME, case.shape, generator=draw).to(getattr(torch, case.dtype))
+    whole = torch.randint(0, PRIME, case.shape, generator=draw).to(getattr(torch, case.dtype))
+    return whole + QUARTER if whole.is_floating_point() else whole
 
 
 def _right(case: Case, number: int) -> Any:
@@ -128,7 +155,7 @@ def _right(case: Case, number: int) -> Any:
     return x
 
 
-def _wrong(case: Case, results: list[Any], example: Any) -> Wrong | None:
+def _wrong(case: Case, results: list[Any], example: Any, inputs: list[Any]) -> Wrong | None:
     """The first result that is not right, with what it is instead."""
     import torch
 
@@ -136,6 +163,9 @@ def _wrong(case: Case, results: list[Any], example: Any) -> Wrong | None:
     for n, (result, wanted) in enumerate(zip(results, right, strict=True)):
         if kind := kind_words(result, wanted):
             return Wrong(f"call {n} returned {kind}", f"Return a tensor on the GPU: {case.dtype}, shape {case.shape}.")
+    if (written := next((n for n, x in enumerate(inputs) if x.any().item()), None)) is not None:
+        return Wrong(f"x of call {written} changed",
+                     f"Your function wrote into x in call {written}. It is the caller's: read it only.")
     if not torch.equal(example.cpu(), _input(case, CALLS)):
         return Wrong("example changed", "Your function wrote into example, which is the caller's: it is used again, "
                                         "and holds another input now. Capture with a tensor of your own.")
@@ -145,6 +175,8 @@ def _wrong(case: Case, results: list[Any], example: Any) -> Wrong | None:
             continue
         says = f"The result of call {n} is {values(one)}, not {values(wanted)}. "
         later = next((m for m in range(CALLS - 1, n, -1) if torch.equal(one, right[m])), None)
+        if torch.equal(one, _right(case, LAST)):
+            return Wrong(f"the result of call {n} has changed", says + OVERWRITTEN.format(n=n, later="a later one"))
         if n + 1 < CALLS and torch.equal(seen[n + 1], right[n]):
             return Wrong(f"call {n + 1} gives the result for the input of call {n}",
                          f"{says}And call {n + 1} gives what call {n} should: the replay comes before the copy of its "
@@ -152,15 +184,15 @@ def _wrong(case: Case, results: list[Any], example: Any) -> Wrong | None:
         if later == AGAIN:   # whose input is the example
             return Wrong("another input gives step(example)", says + FROZEN)
         if later is not None:
-            return Wrong(f"the result of call {n} has changed", says + OVERWRITTEN.format(n=n, later=later))
+            return Wrong(f"the result of call {n} has changed", says + OVERWRITTEN.format(n=n, later=f"call {later}"))
         return Wrong(f"wrong result of call {n}", says + ADDRESSES)
     return None
 
 
 FROZEN = ("That is the result for the tensor that was captured. A replay reads at the captured address: giving "
           "its name to another tensor changes nothing. Copy the new values into it.")
-OVERWRITTEN = ("It was overwritten: that is what call {later} gives. Every replay writes the same memory, and the "
-               "caller keeps the result of call {n}: return a copy that no replay writes.")
+OVERWRITTEN = ("It was overwritten: that is what {later} gives. Every replay writes the same memory, and the "
+               "caller keeps the result of call {n}: return a copy that no later call writes.")
 ADDRESSES = ("A replay reads and writes at the addresses that were captured. Does it read this call's input, from "
              "memory that is still yours, and is the result what it wrote?")
 
@@ -179,6 +211,10 @@ def _slow_words(run: Ran, goal: Ran) -> str:
     mine, enough = (sum(kind in ("kernel", "d2d") for kind in one.trace.columns["kind"]) for one in (run, goal))
     if mine > enough:
         return f"The GPU runs {mine} kernels, where {enough} do. What is in your graph?"
+    if run.facts["returned_us"] > goal.facts["returned_us"] + CALLS_US:
+        return (f"The host is busy for {run.facts['returned_us']:.0f} µs of it, where "
+                f"{goal.facts['returned_us']:.0f} are enough: does it launch more, or ask again and again whether "
+                "something is done?")
     return "Which operation is longer than in the target?"
 
 

@@ -1,5 +1,6 @@
 """Tests run from the repository root, whatever directory pytest was started in."""
 
+import gc
 import sys
 from pathlib import Path
 
@@ -12,6 +13,13 @@ sys.path.insert(0, str(ROOT))
 # examples are the same on every machine and in every run; a slow machine is no failure
 settings.register_profile("course", deadline=None, derandomize=True)
 settings.load_profile("course")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def settled_heap():
+    """What is there before a module's tests stays: full garbage collections, which some ask for, need not look at it."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture

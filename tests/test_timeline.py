@@ -416,3 +416,16 @@ def test_outlined_rows_of_a_trace_are_named_and_are_no_critical_path():
     assert "outlined: gemm" in picture.text and "critical path" not in picture.text
     legend = [text.get_text() for text in picture.figure.legends[0].get_texts()]
     assert "outlined" in legend and "critical path" not in legend
+
+
+def test_a_stream_that_rests_in_the_window_is_left_out_if_another_of_its_engine_works():
+    from utils.trace import Trace
+    columns = {"name": ["a", "b", "c"], "kind": ["kernel", "kernel", "h2d"], "lane": ["compute", "compute", "h2d"],
+               "stream": [0, 7, 0], "start_us": [0.0, 100.0, 0.0], "duration_us": [10.0, 50.0, 5.0],
+               "bytes": [0, 0, 8], "correlation": [1, 2, 3]}
+    trace = Trace.from_columns(columns)
+    whole, part, none = timeline(trace).text, timeline(trace, start=90, stop=160).text, timeline(trace, stop=20).text
+    assert "compute stream 0" in whole and "compute stream 7" in whole
+    assert "compute stream 0" not in part and "compute stream 7" in part
+    assert "H2D stream 0" in part                           # its engine's only stream: that it rests is worth seeing
+    assert "compute stream 0" in none and "compute stream 7" not in none

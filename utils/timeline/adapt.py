@@ -87,6 +87,7 @@ def _trace_panel(name: str, trace: Any, options: Options) -> Panel:
 
     # lanes: engines from top to bottom, their streams by number
     keys, key_of = _lane_keys(engine, stream, options)
+    keys, key_of = _without_idle_streams(keys, key_of, start, stop, options)
     kept = np.flatnonzero(key_of >= 0)
     order = kept[np.lexsort((start[kept], key_of[kept]))]
     threads = sum(key[0] == "host" for key in keys)
@@ -149,6 +150,23 @@ def _lane_keys(
     rank = {key: index for index, key in enumerate(shown)}
     place = np.asarray([rank.get(key, -1) for key in keys], dtype=np.int64)
     return shown, place[pair_of.reshape(-1)] if len(place) else np.empty(0, dtype=np.int64)
+
+
+def _without_idle_streams(
+    keys: list[tuple[str, str]], key_of: NDArray[np.int64], start: NDArray[np.float64], stop: NDArray[np.float64],
+    options: Options,
+) -> tuple[list[tuple[str, str]], NDArray[np.int64]]:
+    """Leave out streams that do nothing in the window asked for, where another one of their engine does something."""
+    if options.start is None and options.stop is None:
+        return keys, key_of
+    begin, end = check_window(options.start, options.stop, (-np.inf, np.inf))
+    seen = (key_of >= 0) & (start < end) & (stop > begin)
+    used = set(key_of[seen].tolist())
+    engines = {keys[index][0] for index in used}
+    kept = [index for index, key in enumerate(keys) if index in used or key[0] not in engines]
+    place = np.full(len(keys) + 1, -1, dtype=np.int64)          # the last one is for spans without a lane
+    place[kept] = np.arange(len(kept))
+    return [keys[index] for index in kept], place[key_of]
 
 
 def _wanted(engines: NDArray[Any], options: Options) -> set[str]:

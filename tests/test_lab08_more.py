@@ -105,6 +105,29 @@ class FreeSlot(SOLUTION.Bucketed):
         return super().__call__(*rows)
 
 
+class OneBehind(SOLUTION.Bucketed):
+    """Padding in the row behind those of the step, and in no other."""
+
+    def __call__(self, *rows):
+        count = len(rows[0])
+        kept = self.padding.clone()
+        self.padding[:, count + 1:] = self.rows[:, count + 1:]
+        found = super().__call__(*rows)
+        self.padding.copy_(kept)
+        return found
+
+
+class OwnCells(SOLUTION.Bucketed):
+    def __init__(self, model, sizes, spare):
+        model.cells = model.cells.clone()
+        super().__init__(model, sizes, spare)
+
+
+class Misspelt(SOLUTION.Bucketed):
+    def __call__(self, *rows):
+        return self.graph
+
+
 class ClearsAside(SOLUTION.Bucketed):
     def __init__(self, *arguments):
         super().__init__(*arguments)
@@ -225,7 +248,8 @@ def keeping():
 WRONG = [
     (ring(8), "that is what a later one gives", "graphed"),
     (graphed(put=lambda x_in, x: (x_in.copy_(x), x.fill_(3))), "x of call 0 changed", "graphed"),
-    (graphed(static=lambda example: example.to(torch.int64, copy=True), give=lambda output, _, x: output.to(x.dtype) + 0),
+    (graphed(static=lambda example: example.to(torch.int64, copy=True),
+             give=lambda output, _, x: output.to(x.dtype) + 0),
      "wrong result of call 0", "graphed"),
     (graphed(after=clears_aside), "while zero_", "graphed"),
     (graphed(give=asks), "ask again and again whether", "graphed"),
@@ -235,6 +259,9 @@ WRONG = [
     (FewProducts, "products are left out", "Bucketed"),
     (WithoutFour, "4 rows and computes 8, where size 4 holds it", "Bucketed"),
     (FreeSlot, "may hold a prefix for whoever comes next", "Bucketed"),
+    (OneBehind, "wrong tokens", "Bucketed"),
+    (OwnCells, "no row was written to the model's cells", "Bucketed"),
+    (Misspelt, "of its cell: return self.graph", "Bucketed"),
     (ClearsAside, "What runs on another stream has to wait for that one", "Bucketed"),
     (IntoInputs, "Behind the replays of 0, inputs[0] does not hold", "TwoGraphs"),
     (Clears, "inputs[0] changed", "TwoGraphs"),

@@ -28,8 +28,8 @@ BEFORE_US, CAPTURE_US = 100.0, 2500.0   # of a capture while serving, what is sh
 FEW = 3                      # waits of the host
 MOST = 1.1                   # of the target's time: a few more copies of rows are none of the puzzle
 ONE_BY_ONE = Workload(1, 4, ((2, 8, 0.0), (1, 6, 0.0)))
-COME_AND_GO = Workload(4, 4, (   # rows of who has left lie behind those of a step, and their slots are taken again
-    (1, 2, 0.0), (1, 26, 0.0), (1, 28, 0.0), (1, 7, 0.0), (1, 2, 1.0), (1, 20, 8.0), (1, 15, 10.0)))
+COME_AND_GO = Workload(8, 8, (   # rows of who has left lie far behind those of a step, and their slots are taken again
+    (1, 24, 0.0), *[(1, 9, 0.0)] * 3, *[(1, 5, 0.0)] * 4, *[(1, 12, 10.0)] * 3))
 FOUR = Workload(4, 4, ((1, 12, 0.0), (1, 12, 0.0), (1, 12, 0.0), (1, 12, 0.0)))
 
 
@@ -93,7 +93,7 @@ class Bucketing(Judge):
     whys = ("every token is the expected one", "every order is stated", "none while serving",
             "each step in the smallest size that holds it")
     cases = (Case(random_workload(8, 4, 16, 0.0, seed=11, longest=9), (2, 16, 4, 1, 8)), Case(ONE_BY_ONE, (4, 1)),
-             Case(FOUR, (8, 4, 2, 1), moves=True), Case(COME_AND_GO, (4, 1)),
+             Case(FOUR, (8, 4, 2, 1), moves=True), Case(COME_AND_GO, (8,)),
              Case(random_workload(6, 3, 8, 0.0, seed=5, longest=6), (3, 8, 5), side=True, adversarial=True))
 
     def play(self, answer: Answer, case: Case, gpu: SimDevice) -> Ran:
@@ -103,7 +103,7 @@ class Bucketing(Judge):
 
         model = _model(case.load.slots + 2)         # one is spare, and one holds prefixes only
         model.cells.copy_(torch.arange(model.cells.numel()).reshape(model.cells.shape))   # prefixes, kept from before
-        spare, kept = case.load.slots, model.cells.cpu()
+        cells, spare, kept = model.cells, case.load.slots, model.cells.cpu()
         with captures(gpu) as made:
             steps = self.called(answer, model, list(case.sizes), spare, on="model, sizes and spare")
         if not callable(steps):
@@ -112,7 +112,7 @@ class Bucketing(Judge):
             move_on()
         if not case.adversarial:               # there it goes on at once
             torch.cuda.synchronize()
-        changed = others_words(kept, model.cells.cpu(), spare, "When nobody was served yet")
+        changed = others_words(kept, cells.cpu(), spare, "When nobody was served yet")
         scheduler, requests = logged(lesson().Batching(case.load.slots, case.load.budget)), case.load.requests()
         scheduler.add(*requests)
         served, before, begin = Served(self, case, model, steps), model.calls, simgpu.clock()
@@ -124,11 +124,11 @@ class Bucketing(Judge):
         found.facts["blocked_us"] = blocked_us(found.trace, returned)
         found.facts["whole"], (first, found.stop_us) = found.trace, _shown(found.trace)
         found.trace = window(found.trace, first)            # the same steps of an answer and of the target begin at 0
-        after = model.cells.cpu()
+        after = cells.cpu()
         changed = changed or others_words(kept, after, spare, "While serving", scheduler.given)
         found.wrong = Wrong("a cell of somebody else changed", changed) if changed else _wrong(requests)
-        if not found.wrong and (changed := rows_words(after, scheduler.given)):
-            found.wrong = Wrong("a cell of somebody else changed", changed)
+        if not found.wrong and (changed := rows_words(kept, after, scheduler.given)):
+            found.wrong = Wrong("cells are not as the rows left them", changed)
         return found
 
     def _served(self, served: Served, scheduler: Any) -> int:

@@ -34,7 +34,7 @@ def others_words(before: Any, after: Any, spare: int, when: str, steps: list[Any
             f"those of slot {spare}, the spare one, are free for that.")
 
 
-def rows_words(after: Any, steps: list[Any]) -> str:
+def rows_words(before: Any, after: Any, steps: list[Any]) -> str:
     """Which cell of a row is not as that row left it, in words; for answers whose tokens are right."""
     cells, names = Cells(), {}
     for rows in steps:
@@ -42,6 +42,10 @@ def rows_words(after: Any, steps: list[Any]) -> str:
         names |= {(row.slot, row.position): row.request.name for row in rows}
     for (slot, position), name in names.items():
         if after[:, slot, position].tolist() != [layer[slot, position] for layer in cells.layers]:
+            if (after[:, slot, position] == before[:, slot, position]).all():
+                return (f"At the end the cell of slot {slot}, position {position} is as it was, though request {name} "
+                        "had a row there: no row was written to the model's cells, the tensor that it had at the "
+                        "start.")
             return (f"At the end the cell of slot {slot}, position {position} is not as a row of request {name} left "
                     "it. No token depended on it any more, but it may hold a prefix for whoever comes next. Which "
                     "cells do the padding rows write?")

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 QUERIES = 50      # in one run that take their usual time; each one behind them takes a
 LONGER = 100      # part of the time so far, less than is judged: with all of them a check would take minutes
+LONGEST_NS = 10**9
 
 
 class Wait(NamedTuple):
@@ -56,7 +57,7 @@ class _Watch:
     def query(self, marker: Any) -> bool:
         self.calls.queries += 1
         if self.calls.queries > QUERIES:
-            self.machine.spend((self.machine.host_ns - self.began_ns) // LONGER, "query", "event")
+            self.machine.spend(min((self.machine.host_ns - self.began_ns) // LONGER, LONGEST_NS), "query", "event")
         return self.real_query(marker)
 
     def sleep(self, seconds: float) -> None:

@@ -62,6 +62,15 @@ class Judge(ABC):
         """What costs the time, in words."""
         return ""
 
+    def asked_words(self, run: Served, goal: Served) -> str:
+        """Whether the host asked or slept where it had to go on, in words."""
+        if run.calls.queries > goal.calls.queries:
+            return (f"The host asks {run.calls.queries} times whether something is done, and prepares nothing "
+                    "meanwhile: let a *stream* wait.")
+        if run.calls.slept_us > goal.calls.slept_us:
+            return f"The host sleeps for {run.calls.slept_us / 1000:.2f} ms: no need to give the GPU time."
+        return ""
+
     def memory_words(self, run: Served, goal: Served) -> tuple[str, str] | None:
         """What takes more memory than needed, for the tick and in words; None where nothing does."""
         return None

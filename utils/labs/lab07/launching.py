@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ..check import Answer, call
+from ..check import Answer
 from ..verdict import Verdict
+from .calling import run_part
 from .judge import USUAL, Judge
 from .serving import SLOW_NS, Case, Served, lesson, ready, serve
 
@@ -43,6 +44,8 @@ class Launch(Judge):
         first, second = hazard.first.stream, hazard.second.stream
         if (first, second) == (OUT, FORWARDS) and hazard.first.layer == hazard.second.layer:
             return ORDER
+        if (first, second) == (FORWARDS, IN) and hazard.first.layer == hazard.second.layer:
+            return ORDER_IN
         says = EDGES.get((first, second)) or (STRANGE if {first, second} - {*Lanes._fields, HOST} else "")
         return says.format(first=first, second=second)
 
@@ -60,6 +63,8 @@ class Launch(Judge):
             return (f"The host waits {run.waits} times, {more} more than the loop does itself, and nothing is prepared "
                     "or launched meanwhile. Queue it all and return: between streams, wait_event lets a *stream* wait, "
                     "and the host goes on. The loop waits for copied_out when the next step is queued.")
+        if asked := self.asked_words(run, goal):
+            return asked
         copies, enough = (sum(kind in ("h2d", "d2h") for kind in one.trace.columns["kind"]) for one in (run, goal))
         if copies > enough:
             return (f"It makes {copies} copies where {enough} do, and each takes {run.case.copy_ns / 1000:g} µs here, "
@@ -71,7 +76,7 @@ class Launch(Judge):
 
     def memory_words(self, run: Served, goal: Served) -> tuple[str, str] | None:
         if run.workspaces <= goal.workspaces:
-            return None
+            return _taken(run, goal)
         size = run.case.profile.workspace_bytes // 2**20
         return (f"{run.workspaces} workspaces of {size} MiB",
                 f"the products ran in {run.workspaces} streams, and the matrix library keeps a workspace of {size} MiB "
@@ -81,8 +86,6 @@ class Launch(Judge):
 
 def _pipeline(judge: Launch, answer: Answer, model: Any, rows: int, case: Case) -> Any:
     """The lesson's pipeline, whose steps the learner's function queues."""
-    import torch
-
     class Queued(lesson().Streams):
         def __init__(self) -> None:
             super().__init__(model, rows)
@@ -92,23 +95,44 @@ def _pipeline(judge: Launch, answer: Answer, model: Any, rows: int, case: Case) 
         def launch(self, rows: list[Any]) -> Any:
             before, slot = (self.slots[n % 2] for n in (self.steps - 1, self.steps))
             slot.fill(rows)
-            here = torch.cuda.current_stream()
-            call(judge.puzzle, answer, slot, before, len(rows), self.forward, self.lanes, on=f"step {self.steps}",
-                 empty=True)
-            if torch.cuda.current_stream() != here:
-                torch.cuda.set_stream(here)
-                raise judge.refuse("correct", "another stream is current afterwards",
-                                   "Leave the current stream as it was: `with torch.cuda.stream(...):` does.")
+            self.given, self.odd = (slot, before, len(rows)), ""
+            run_part(judge.puzzle, answer, *self.given, self.forward, self.lanes, on=f"step {self.steps}", empty=True)
+            if self.odd:
+                raise judge.refuse("correct", "forward got other arguments", f"Step {self.steps}: {self.odd}")
             self.steps += 1
             return slot
 
         def forward(self, slot: Any, before: Any, rows: int) -> None:
             """Kernels, on the current stream: what follows each row of slot.inputs, into slot.outputs."""
             self.forwards += 1
+            self.odd = self.odd or _odd(self.given, (slot, before, rows))
             tokens, slots, positions, sources = slot.inputs[:, :rows]
             slot.outputs[:rows] = self.model(self.carry(tokens, sources, before.outputs), slots, positions)
 
     return ready(Queued())
+
+
+def _odd(given: tuple[Any, Any, int], got: tuple[Any, Any, int]) -> str:
+    """Which argument of forward is another one of launch's, in words."""
+    for name, mine, other in (("slot", got[0], given[1]), ("before", got[1], given[0])):
+        if mine is other:
+            return (f"forward gets {'before' if name == 'slot' else 'slot'} as its `{name}`. It reads slot.inputs and "
+                    "before.outputs, and writes slot.outputs: forward(slot, before, rows).")
+    if got[2] != given[2]:
+        return f"forward gets rows={got[2]}, and the step has {given[2]}: what lies behind these is of an older step."
+    return ""
+
+
+def _taken(run: Served, goal: Served) -> tuple[str, str] | None:
+    """Memory beyond what the worked answer's run takes, for the tick and in words."""
+    for where, mine, enough in (("device", run.device_bytes, goal.device_bytes),
+                                ("pinned", run.pinned_bytes, goal.pinned_bytes)):
+        if mine > enough:
+            return (f"{mine - enough} bytes more of {where} memory",
+                    f"launch takes {where} memory, {mine - enough} bytes beside the forward's own at most. None is "
+                    "needed: copy into the slot's own buffers, slot.host_in to slot.inputs and slot.outputs to "
+                    "slot.host_out, and keep nothing.")
+    return None
 
 
 IN, OUT = "copying_in", "copying_out"
@@ -127,6 +151,8 @@ EDGES = {
 EDGES[HOST, IN] = EDGES[IN, HOST]
 ORDER = ("Within a step the copy out comes behind the forward: queue the forward first, record computed behind it, and "
          "let copying_out wait for that.")
+ORDER_IN = ("Within a step the forward comes behind the copy in: queue the copy first, record copied_in behind it, and "
+            "let computing wait for that.")
 STRANGE = ("{first} and {second}: operations go into the stream that is current. Is each of them inside `with "
            "torch.cuda.stream(...):` of the stream that is given for it? A step's forward is ordered after the last "
            "one's by nothing but their stream.")

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import operator
 from collections import Counter
 from typing import Any
 
-from ..check import Answer, Refused, call
+from ..check import Answer, Refused
 from ..lab06.data import Workload
 from ..values import shown
 from ..verdict import Verdict
+from .calling import run_part
 from .judge import FULL, USUAL, Judge
 from .serving import SLOW_NS, Case, Served, lesson, ready, requests_lesson, serve
 
@@ -83,7 +85,10 @@ class Loop:
     def give(self, rows: list[Any], tokens: list[int]) -> None:
         """Give the requests of these rows their tokens; who is finished leaves."""
         self._count()
-        requests_lesson().take(self._scheduler, rows, tokens, self._now())
+        rows_, tokens = list(rows), [operator.index(token) for token in tokens]
+        if len(rows_) != len(tokens):
+            raise ValueError(f"give: {len(rows_)} rows and {len(tokens)} tokens; each row has one")
+        requests_lesson().take(self._scheduler, rows_, tokens, self._now())
         self._log.append(("give", -1, id(rows)))
         if rows is self._scheduler.newest:   # known now, and no longer on its way
             self._scheduler.newest = []
@@ -120,7 +125,7 @@ class Serve(Judge):
             made = ready(pipeline(model, scheduler.budget))
             loops.append(Loop(scheduler, made, host_us))
             try:
-                call(self.puzzle, answer, loops[0], on=str(case), empty=True)
+                run_part(self.puzzle, answer, loops[0], on=str(case), empty=True)
             except Refused as refused:
                 refused.verdict.says += f"\n{_facts(loops[0]._log)}".rstrip()
                 raise
@@ -133,7 +138,12 @@ class Serve(Judge):
 
     def _refute_tokens(self, answer: Answer, run: Served) -> None:
         scheduler = run.scheduler
-        if not run.failed and (scheduler.waiting or scheduler.running) and not _facts(run.facts):
+        unserved = scheduler.waiting or scheduler.running
+        if not run.failed and not unserved and 2 * run.steps < self.goal(run.case).steps:
+            raise self.refuse("correct", f"steps launched: {run.steps}", f"The loop ended, and {run.steps} steps were "
+                              f"launched, where {self.goal(run.case).steps} are needed for all tokens.\n"
+                              f"In this run: {run.case}.")
+        if not run.failed and unserved and not _facts(run.facts):
             came = ", ".join(f"{one.name} at {one.arrival_ms:g} ms" for one in list(scheduler.waiting)[:3])
             says = f"The loop ended, and {len(scheduler.running)} requests run and {len(scheduler.waiting)} wait"
             raise self.refuse("correct", "not everybody is served", f"{says}{f' ({came})' * bool(came)}. No rows means "
@@ -149,14 +159,19 @@ class Serve(Judge):
         return _facts(run.facts) or "Is each step's list of tokens given with the rows of the same step?"
 
     def slow_words(self, run: Served, goal: Served) -> str:
-        early = _waited_early(run.facts)
-        if early:
+        if late := _given_late(run.facts):
+            return (f"The tokens of {_named(late, 'are')} known, and given only behind the next schedule(), which "
+                    "therefore plans without them.")
+        if early := _waited_early(run.facts):
             return (f"{_named(early)} waited for before the next one was launched, although somebody had rows for it: "
                     "meanwhile the host prepares nothing, and then the GPU has nothing to do.")
         idle = sum(name == "nobody is there" for name in run.trace.columns["name"])
         if idle > sum(name == "nobody is there" for name in goal.trace.columns["name"]):
             return "nobody() lets time pass while a step is under way: wait for that step instead."
-        return f"{run.steps} steps were launched, where {goal.steps} do."
+        if run.waits > goal.waits:
+            return (f"The host waits {run.waits} times, where {goal.waits} do, and prepares nothing meanwhile. "
+                    "loop.tokens(step) waits for one step, which is all the waiting that is needed.")
+        return self.asked_words(run, goal) or f"{run.steps} steps were launched, where {goal.steps} do."
 
 
 def _facts(log: list[tuple[str, int, int]]) -> str:
@@ -201,6 +216,17 @@ def _waited_early(log: list[tuple[str, int, int]]) -> list[int]:
         if kind == "tokens" and number == newest:
             early.append(number)
     return early[:-1] if early and early[-1] == newest else early
+
+
+def _given_late(log: list[tuple[str, int, int]]) -> list[int]:
+    """Steps whose tokens the host had when it scheduled another one, and had not given."""
+    launched = {key: number for kind, number, key in log if kind == "launch"}
+    held, late = set(), []
+    for kind, number, key in log:
+        if kind == "schedule":
+            late += sorted(held - set(late))
+        held = held | {number} if kind == "tokens" else held - {launched.get(key)} if kind == "give" else held
+    return late
 
 
 def _named(numbers: list[int], verb: str = "was") -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -12,18 +13,20 @@ from ..check import Refused, Unsolved
 from ..defaults import usual_defaults
 from ..device import one_thread, window
 from ..lab06.data import Workload
-from ..memory import mark
+from ..memory import mark, taken_since
 from ..values import shown
 from ..watching import watching
 
 if TYPE_CHECKING:
     from ...simgpu import Hazard, Note, Profile
     from ...trace import Trace
+    from ..watching import Calls
 
 LESSON = "07_async_batching"
 CELLS = 64            # of a request's slot in the cache
 COPY_NS = 1_500       # of a copy of a step's rows or tokens, usually
 SLOW_NS = 300_000
+ENDLESS = 5_000       # rounds of one run; the longest has some hundreds
 UNWRITTEN = " (?: from memory that was read before it was written, or meanwhile.)"
 
 
@@ -77,7 +80,8 @@ class Case:
 class Served:
     """A run: its requests, what was reported, and what it took.
 
-    ``workspaces``: of the matrix library, one for each stream with a product. ``failed``: the error that ended it.
+    ``workspaces``: of the matrix library, one for each stream with a product. ``device_bytes``, ``pinned_bytes``: the
+    most that was taken while it ran. ``calls``: what its trace does not tell. ``failed``: the error that ended it.
     ``facts``: what a puzzle wants to know beside these.
     """
 
@@ -90,6 +94,9 @@ class Served:
     steps: int
     waits: int
     workspaces: int
+    device_bytes: int
+    pinned_bytes: int
+    calls: Calls
     scheduler: Any
     failed: Exception | None = None
     facts: Any = None
@@ -139,11 +146,15 @@ def serve(case: Case, pipeline: Callable[..., Any], scheduler: Callable[..., Any
             change(requests)
         booked.add(*requests)
         torch.cuda.synchronize()
-        begin, failed, count = simgpu.clock(), None, 0
+        failed, count, started = None, 0, []
+
+        def begun(model: Any, rows: int) -> Any:
+            made = pipeline(model, case.rows or rows)
+            started[:] = simgpu.clock(), mark(gpu), pinned_bytes(gpu)
+            return made
         try:
-            with watching(gpu):
-                count = (loop or lesson().asynchronous)(model, booked, case.host_us,
-                                                        lambda model, rows: pipeline(model, case.rows or rows))
+            with watching(gpu) as calls:
+                count = (loop or _ending(booked))(model, booked, case.host_us, begun)
         except Refused as refused:
             if gpu.hazards:
                 refused.verdict.says += f"\nAnd there is a race:\n{gpu.hazards[0]}"
@@ -152,12 +163,31 @@ def serve(case: Case, pipeline: Callable[..., Any], scheduler: Callable[..., Any
             raise
         except Exception as error:   # of the loop, with what a faulty part has made
             failed = error
+        begin, before, pinned = started or (simgpu.clock(), mark(gpu), pinned_bytes(gpu))
         wall = simgpu.clock() - begin
         trace = window(gpu.trace(), begin)
         found = Served(case, requests, list(gpu.hazards), list(gpu.notes), trace, wall, count, 0,
-                       mark(gpu).workspaces, booked, failed)
+                       mark(gpu).workspaces, taken_since(gpu, before).peak_bytes, pinned_bytes(gpu) - pinned, calls,
+                       booked, failed)
         found.waits = sum(kind == "sync" for kind in trace.columns["kind"])
         return found
+
+
+def _ending(booked: Any) -> Callable[..., Any]:
+    """The lesson's loop, which ends where nothing moves any more."""
+    usual, rounds = booked.step, itertools.count(1)
+
+    def step(at_ms: float) -> list[Any]:
+        if next(rounds) > ENDLESS:
+            raise RuntimeError(f"after {ENDLESS} rounds the loop is still running, and not everybody is served")
+        return usual(at_ms)
+    booked.step = step
+    return lesson().asynchronous
+
+
+def pinned_bytes(gpu: Any) -> int:
+    """Pinned memory in use."""
+    return sum(block.request for space in gpu.host.spaces.values() for block in space.live.values())
 
 
 def given(tensor: Any) -> str:

@@ -6,13 +6,14 @@ from dataclasses import replace
 from itertools import combinations
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ..check import Answer, call
+from ..check import Answer
 from ..lab06.data import Workload
 from ..memory import mark, taken_since
 from ..values import shown
 from ..verdict import Verdict
+from .calling import run_part
 from .judge import FULL, MANY, USUAL, Judge
-from .serving import PARTS, SLOW_NS, Case, Served, given, lesson, ready, serve
+from .serving import PARTS, SLOW_NS, Case, Served, given, lesson, pinned_bytes, ready, serve
 
 if TYPE_CHECKING:
     from ...simgpu import Hazard
@@ -69,8 +70,9 @@ class TwoSlots(Judge):
 
     def slow_words(self, run: Served, goal: Served) -> str:
         if run.facts.pageable:
-            return (f"{' and '.join(run.facts.pageable)} is pageable memory: a copy from or to it makes the host wait "
-                    "until it is done, so the next step is prepared after this one. Pin it.")
+            verb = "are" if len(run.facts.pageable) > 1 else "is"
+            return (f"{' and '.join(run.facts.pageable)} {verb} pageable memory: a copy from or to it makes the host "
+                    "wait until it is done, so the next step is prepared after this one. Pin it.")
         return "A copy between tensors that do not lie in one piece is not asynchronous. Are all of them contiguous?"
 
     def memory_words(self, run: Served, goal: Served) -> tuple[str, str] | None:
@@ -85,21 +87,34 @@ class TwoSlots(Judge):
 
     def _slots(self, answer: Answer, rows: int, facts: list[Facts]) -> list[Any]:
         """The lesson's slots, with the learner's buffers, cleared."""
+        import torch
+
         from ... import simgpu
 
         gpu = simgpu.active()
-        before, pinned = mark(gpu), _pinned(gpu)
-        made = call(self.puzzle, answer, rows, on=f"{rows} rows")
+        before, pinned = mark(gpu), pinned_bytes(gpu)
+        made = run_part(self.puzzle, answer, rows, on=f"{rows} rows")
         device = taken_since(gpu, before)
         size = FIELDS * 8 * rows
-        sets = device.peak_bytes / size if rows == LARGE else 0.0, (_pinned(gpu) - pinned) / size
+        sets = device.peak_bytes / size if rows == LARGE else 0.0, (pinned_bytes(gpu) - pinned) / size
         slots = self._read(made, rows)
+        if rows != LARGE:
+            self._refute_kept(slots, self._read(run_part(self.puzzle, answer, rows, on=f"{rows} rows, again"), rows))
+        torch.cuda.synchronize()       # what they held at first does not matter
         pageable = [part for part in PARTS[:2] if not all(getattr(slot, part).is_pinned() for slot in slots)]
         facts.append(Facts(sets, shared_words(slots), pageable))
         for slot in slots:
             for part in PARTS:
                 getattr(slot, part).zero_()
         return slots
+
+    def _refute_kept(self, slots: list[Any], others: list[Any]) -> None:
+        """A second loop needs slots of its own."""
+        for part in PARTS:
+            if any(_common(getattr(one, part), getattr(other, part)) for one in slots for other in others):
+                raise self.refuse("correct", "called again, the same memory", f"Called twice, two_slots gives the same "
+                                  f"{part} twice: a second loop would write into the first one's. Is something kept "
+                                  "from call to call, in a global, a default argument, a cache?")
 
     def _read(self, made: Any, rows: int) -> list[Any]:
         if not isinstance(made, (list, tuple)):
@@ -125,15 +140,14 @@ class TwoSlots(Judge):
                 raise self.refuse("correct", f"slot {number}: {part} is {what}"[:70],
                                   f"{part} of slot {number} is {what}. A step may have {rows} rows: it has to be an "
                                   f"int64 tensor of shape {shape} on {'the host' if kind == 'cpu' else 'the GPU'}.")
+            if getattr(one, part).data_ptr() != tensor.data_ptr():
+                raise self.refuse("correct", f"slot {number}: {part} changes", f"Each time that {part} of slot "
+                                  f"{number} is asked for, it is other memory. The loop asks often: make them once.")
         slot = object.__new__(lesson().Slot)
         for part in PARTS:
             setattr(slot, part, getattr(one, part))
         slot.copied_in, slot.computed, slot.copied_out = (torch.cuda.Event() for _ in range(3))
         return slot
-
-
-def _pinned(gpu: Any) -> int:
-    return sum(block.request for space in gpu.host.spaces.values() for block in space.live.values())
 
 
 def shared_words(slots: list[Any]) -> list[str]:

@@ -47,6 +47,9 @@ class State:
     newest: list[Flying] = field(default_factory=list)
     wasted: int = 0
 
+    def __post_init__(self) -> None:
+        self.asked = {id(one): (tuple(one.prompt), one.limit) for one in self.requests}
+
     def counts(self, flying: Flying) -> bool:
         """Whether somebody waits for what a row gives."""
         key = id(flying.request)
@@ -100,7 +103,7 @@ def _disturb(state: State, step: int) -> None:
         if how == AGAIN:
             fresh = requests_lesson().Request(request.name, list(request.prompt), request.limit)
             state.requests.append(fresh)
-            state.tokens[id(fresh)] = []
+            state.tokens[id(fresh)], state.asked[id(fresh)] = [], (tuple(fresh.prompt), fresh.limit)
             state.serving.waiting.append(fresh)
             state.log.append(f"another request {request.name} comes, with the same prompt")
             continue
@@ -246,6 +249,14 @@ def _check_tokens(state: State, one: Flying, step: int, counted: bool) -> None:
 def _check(state: State, behind: str) -> None:
     """Whether everybody is where they belong, and every slot."""
     serving, names = state.serving, {id(one): one.name for one in state.requests}
+    for name in LISTS:
+        if not isinstance(getattr(serving, name), (list, deque)):
+            raise _refused(state, "correct", f"{name} is no list", f"Behind {behind} {name} is "
+                           f"{shown(getattr(serving, name))}. Keep it a list.")
+    for request in state.requests:
+        if (tuple(request.prompt), request.limit) != state.asked[id(request)]:
+            raise _refused(state, "correct", f"{request.name}'s prompt or limit changes", f"Behind {behind} the prompt "
+                           f"or the limit of {request.name} is another one. These are what its user asked for.")
     running, free = list(serving.running), list(serving.free)
     for slot in free:
         if isinstance(slot, bool) or not isinstance(slot, int) or not 0 <= slot < state.script.slots:

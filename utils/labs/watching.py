@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 QUERIES = 50      # in one run that take their usual time; each one behind them takes a
 LONGER = 100      # part of the time so far, less than is judged: with all of them a check would take minutes
-LONGEST_NS = 10**9
+LONGEST_NS = 10**9    # and no longer than that, so that the time stays a number of a trace
 
 
 class Wait(NamedTuple):

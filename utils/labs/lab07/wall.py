@@ -52,12 +52,14 @@ def right_wall(host: tuple[float, ...], gpu: tuple[float, ...]) -> float:
 
 
 def loop_of(case: Case) -> dag.Schedule:
-    """The loop as tasks: the host prepares step n when step n - 2 is through."""
+    """The loop as tasks: the host prepares step n when step n - 2 is through; both work in the order of the steps."""
     graph = nx.DiGraph()
     for n, (host, gpu) in enumerate(zip(case.host, case.gpu, strict=True)):
         graph.add_node(f"host {n}", duration=host, resource="host", kind="host", label=str(n))
         graph.add_node(f"step {n}", duration=gpu, resource="compute", kind="kernel", label=str(n))
         graph.add_edge(f"host {n}", f"step {n}")
+        if n >= 1:
+            graph.add_edges_from([(f"host {n - 1}", f"host {n}"), (f"step {n - 1}", f"step {n}")])
         if n >= 2:
             graph.add_edge(f"step {n - 2}", f"host {n}")
     return dag.schedule(graph, ENGINES, fifo=True)

@@ -17,7 +17,7 @@ settings.load_profile("course")
 
 @pytest.fixture(scope="module", autouse=True)
 def settled_heap():
-    """What is there before a module's tests stays: full garbage collections, which some ask for, need not look at it."""
+    """What is there before a module's tests stays: full garbage collections, which some ask for, pass over it."""
     gc.collect()
     gc.freeze()
 

@@ -135,7 +135,8 @@ def from_data(func: Any, args: tuple, kwargs: dict) -> Any:
         args, kwargs = (data, *args[1:]), {k: v for k, v in kwargs.items() if k != "data"}
         rest.pop("data", None)
     if isinstance(data, SimTensor):
-        made = copies.converted(data, "cuda" if to_cuda else "cpu", rest.get("dtype"), False, copy=func.__name__ == "tensor")
+        copied = func.__name__ == "tensor"          # torch.tensor itself may be patched
+        made = copies.converted(data, "cuda" if to_cuda else "cpu", rest.get("dtype"), False, copy=copied)
     elif not to_cuda:
         made = func(*args, **rest, **({"device": kwargs["device"]} if "device" in kwargs else {}))
         made = sessions.active().host.pin(made) if pin else made

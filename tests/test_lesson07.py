@@ -214,7 +214,7 @@ def test_a9_a_freed_slot_is_given_away_at_once(slots, slow):
 @pytest.mark.parametrize("how", [CANCEL, RESUBMIT])
 def test_a10_cancelled_and_sent_again_at_every_step(how, under_way, numerics):
     """Same name, same prompt, the same slot again: nothing that was meant for the old one."""
-    for at, slots in product(range(8), (1, 2)):
+    for at, slots in product(range(8), (1, 2) if numerics == "exact" else (1,)):
         requests = ((answer(2, None), 6, 0.0), (answer(3, 3), 9, 0.0))
         right(Workload(requests, slots, 4, (Disturbance(at, at % 2, how, under_way),), numerics=numerics))
 

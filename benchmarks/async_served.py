@@ -22,7 +22,7 @@ from utils.decoder import SlotDecoder
 from utils.lessons import import_lesson
 
 lesson_06, lesson_07 = import_lesson("06_continuous_batching"), import_lesson("07_async_batching")
-now_ms = lesson_06.now_ms
+Padded, now_ms = import_lesson("08_cuda_graphs").Padded, lesson_06.now_ms
 PADDING = (0, 0, -1, -1)                # token, cache slot, position, source
 
 
@@ -174,22 +174,12 @@ class Timed(lesson_07.Streams):
         return lesson_07.carry(tokens, sources, before)
 
 
-class Padded(lesson_07.Slot):
-    """Rows that a step does not have are padding."""
-
-    def fill(self, rows: list[Any]) -> None:
-        super().fill(rows)
-        self.host_in[:, len(rows):] = torch.tensor(PADDING)[:, None]
-
-
 class Graphed(Timed):
     """A graph for each slot, captured before serving, carry-over included; both in one pool, outputs outside."""
 
     def __init__(self, model: Served, rows: int):
         super().__init__(model, rows)
         self.slots, self.graphs = [Padded(rows), Padded(rows)], {}
-        for slot in self.slots:
-            slot.inputs.copy_(padding(rows))
 
     def capture(self, shared: bool = True, count: int = 2) -> Graphed:
         """Of the first ``count`` slots."""
@@ -199,13 +189,13 @@ class Graphed(Timed):
                                            self.computing, pool)
         return self
 
-    def one_step(self, slot: Padded, before: Padded) -> None:
+    def one_step(self, slot: Any, before: Any) -> None:
         count = self.model.slots
         tokens, slots, positions, sources = slot.inputs[:, :count]
         tokens = lesson_07.carry(tokens, sources, before.outputs)
         slot.outputs[:count] = self.model.decoder.decode(tokens, slots, positions)
 
-    def compute(self, slot: Padded, before: Padded, rows: int) -> None:
+    def compute(self, slot: Any, before: Any, rows: int) -> None:
         if not self.model.one_each:
             return super().compute(slot, before, rows)
         with torch.cuda.stream(self.computing):

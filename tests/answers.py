@@ -22,3 +22,22 @@ def judge_as(check, puzzle, answer):
         return answer(*arguments)
     under_its_name.__name__ = puzzle
     return check.judge(under_its_name)
+
+
+def trial(check):
+    """Of a lab: judged(answer, puzzle), refused(answer, phrase, puzzle) and passes(answer, puzzle)."""
+    def judged(answer, puzzle):
+        return judge_as(check, puzzle, answer)
+
+    def refused(answer, phrase, puzzle):
+        verdict = judged(answer, puzzle)
+        assert not verdict.passed and not verdict.pending
+        assert phrase in " ".join(str(verdict).split()), str(verdict)
+        assert max(map(len, str(verdict).split("\n"))) <= 84, str(verdict)
+
+    def passes(answer, puzzle):
+        verdict = judged(answer, puzzle)
+        assert verdict.passed, str(verdict)
+        return verdict
+
+    return judged, refused, passes

@@ -144,7 +144,10 @@ def _failed(puzzle: str, answer: Answer, error: BaseException, on: str) -> Verdi
 
 def _line_in(answer: Answer, error: BaseException) -> str:
     """The innermost line that the learner wrote, on a line of its own; empty where that is not known."""
-    code = getattr(inspect.unwrap(answer), "__code__", None)
+    called = inspect.unwrap(answer)
+    if not hasattr(called, "__code__"):         # a class, or an object that can be called
+        called = getattr(called, "__init__" if isinstance(called, type) else "__call__", None)
+    code = getattr(called, "__code__", None)
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if code is not None and frame.filename == code.co_filename]
     return (f"\nLine {own[-1].lineno} of its cell" + (f": {own[-1].line}" if own[-1].line else "")) if own else ""

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ...timeline import timeline
-from ..check import Answer, Refused, _line_in, call
+from ..check import Answer, Refused, call
 from ..defaults import usual_defaults
 from ..device import CALLS_US as CALLS_US
 from ..device import FOREIGN, OWN_DEVICE, one_thread, window
@@ -162,11 +162,7 @@ class Judge(ABC):
         from ... import simgpu
 
         here, capture = torch.cuda.current_stream(), simgpu.active().graphs
-        try:
-            result = call(self.puzzle, answer, *arguments, on=on, empty=empty)
-        except Refused as refused:
-            refused.verdict.says += _line_in_object(answer, refused.__cause__)
-            raise
+        result = call(self.puzzle, answer, *arguments, on=on, empty=empty)
         if simgpu.active().graphs is not capture:
             raise self.refuse("correct", "a capture is still in progress", "Every capture_begin() needs its "
                               "capture_end(); `with torch.cuda.graph(...):` does both.")
@@ -243,13 +239,6 @@ def ended(gpu: SimDevice, case: Any, begin_us: float, wrong: Wrong | None, **fac
 def blocked_us(trace: Trace, stop_us: float) -> float:
     """Host time up to ``stop_us`` in which it waited for the device."""
     return trace.busy_us("sync", start=0, stop=stop_us) if stop_us > 0 else 0.0
-
-
-def _line_in_object(answer: Any, error: BaseException | None) -> str:
-    """The innermost line in the cell of a class, or of an object's class, whose call raised this."""
-    if error is None or hasattr(answer, "__code__"):
-        return ""
-    return _line_in(getattr(answer, "__init__" if isinstance(answer, type) else "__call__"), error)
 
 
 def values(tensor: Any) -> str:

@@ -81,10 +81,10 @@ class Host:
         if joined is not self.host_clock:
             self.host_clock = joined
             self.host_version += 1
-            if self.ordered is not None:
-                self.ordered(joined)
             if self.lazy:
                 self.compute_deferred(joined)
+            if self.ordered is not None:
+                self.ordered(joined)
 
     def settle(self: Machine, marker: Op, block: Block) -> None:
         """A block's other stream is done with it: forget those accesses, without ordering anything else."""

@@ -35,6 +35,8 @@ ROWWISE = frozenset({
 })
 # What stands in for tainted floats where NaN would make the operator fail.
 SUBSTITUTE = {"multinomial": 1.0, "bernoulli": 0.5}
+# What a comparison says of tainted elements, of any dtype: the same as of NaN.
+COMPARED = {"eq": False, "ne": True, "lt": False, "le": False, "gt": False, "ge": False}
 
 
 def dependent(task: Any, out: Ref, masks: Masks) -> torch.Tensor | None:

@@ -13,7 +13,7 @@ import torch
 
 from .ops import Op
 from .space import meet
-from .taint import SUBSTITUTE, dependent
+from .taint import COMPARED, SUBSTITUTE, dependent
 from .values import (
     CLEAN,
     DERIVED,
@@ -26,6 +26,7 @@ from .values import (
     poison,
     set_taint,
     taint_view,
+    untold,
     view,
 )
 
@@ -133,7 +134,7 @@ class Task:
             if ref in masks:
                 if ref not in self.changed:
                     tensor = tensor.clone(memory_format=torch.preserve_format)
-                tensor.masked_fill_(masks[ref] != 0, _stand_in(self, ref))
+                tensor.masked_fill_(untold(masks[ref], tensor.dtype), _stand_in(self, ref))
             return tensor
 
         try:
@@ -142,10 +143,11 @@ class Task:
             for ref, before in saved.items():
                 view(ref).copy_(before)
             for ref in (*self.outputs, *self.changed):
-                _mark(ref, None)
+                poison(view(ref))
+                set_taint(ref, DERIVED)
             return
         for ref in (*self.outputs, *self.changed):
-            _mark(ref, dependent(self, ref, masks))
+            _mark(ref, dependent(self, ref, masks), COMPARED.get(self.name.rstrip("_")))
 
     def _tear_writes(self, op: Op) -> None:
         """Two writers at once: nothing can be said about the bytes that both wrote."""
@@ -168,12 +170,15 @@ def _stand_in(task: Task, ref: Ref) -> float:
     return 1 if task.pointwise else 0
 
 
-def _mark(ref: Ref, mask: torch.Tensor | None) -> None:
-    """Taint the elements in ``mask`` (None: all) of a result, and make them look it."""
-    target = view(ref)
+def _mark(ref: Ref, mask: torch.Tensor | None, compared: bool | None) -> None:
+    """Taint the elements in ``mask`` (None: all) of a result, and make them look it; no truth value can.
+
+    So these stay what they came out as, and a comparison says what it says of NaN: ``(y == x).all()`` is False.
+    """
     if mask is None:
-        poison(target)
-        set_taint(ref, DERIVED)
-    else:
-        poison(target, mask)
-        set_taint(ref, mask.to(torch.uint8) * DERIVED)
+        mask = torch.ones(ref.geometry.shape, dtype=torch.bool)
+    if ref.geometry.dtype is not torch.bool:
+        poison(view(ref), mask)
+    elif compared is not None:
+        view(ref).masked_fill_(mask, compared)
+    set_taint(ref, mask.to(torch.uint8) * DERIVED)

@@ -10,7 +10,7 @@ import torch
 from .ops import Op
 from .space import Key, Space
 from .task import Task
-from .values import CLEAN, TORN, UNWRITTEN, Ref, plain_torch, poison, set_taint, taint_view, view
+from .values import CLEAN, TORN, UNWRITTEN, Ref, plain_torch, poison, set_taint, taint_view, untold, view
 
 
 class PinnedUpload:
@@ -125,7 +125,7 @@ def download(device: Any, dst: torch.Tensor, src: Ref, home: Space | None) -> An
             mask = taint_view(src)
             bad = bool(op.bad)
             if bad or mask.any():
-                poison(dst, None if bad else mask)
+                poison(dst, None if bad else untold(mask, dst.dtype))
                 if home is not None:
                     device.host.taint(home, dst, None if bad else mask)
                 if not bad and (mask == UNWRITTEN).any():

@@ -105,6 +105,11 @@ def poison(tensor: torch.Tensor, mask: torch.Tensor | None = None) -> None:
         tensor.masked_fill_(mask != 0, value)
 
 
+def untold(taint: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Where a tainted element's value says nothing. A truth value that was computed says what came of its inputs."""
+    return (taint != CLEAN) & (taint != DERIVED) if dtype is torch.bool else taint != CLEAN
+
+
 def mark_key(mark: torch.Tensor, key: Key) -> None:
     """Set the bytes of ``key``."""
     from .space import runs_of

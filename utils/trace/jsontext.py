@@ -24,6 +24,7 @@ TRIES = 3                        # likely boundaries tried before the text is sc
 TOKEN = re.compile(STRING + rb"|[\[\]{}]", re.DOTALL)
 BLANK = re.compile(rb"\s*")
 SCALAR = re.compile(rb'[^\s,:\]}"\[{]+')
+PLAIN = re.compile(r"[\w ,.:/()-]*")      # keys, phases and categories that any profiler writes
 MORE, END, CUT = "more", "end", "cut"
 STAMP = re.compile(rb'"ts"\s*:\s*(-?[0-9][0-9.eE+-]*)')
 
@@ -61,7 +62,9 @@ class EventText:
         try:
             return orjson.loads(self._quoted(body))
         except orjson.JSONDecodeError:
-            return self._mended(body, start - 1)
+            events = self._mended(body, start - 1)
+            self._refuse_damaged(events, start)
+            return events
 
     def element_offset(self, start: int, index: int) -> int:
         """Where event number ``index`` of the chunk at ``start`` begins."""
@@ -193,6 +196,15 @@ class EventText:
             raise self._broken(offset, f"not valid JSON: {parse_error.msg}") from None
         self.mended += [origin + edit for edit in edits]
         return parsed
+
+    def _refuse_damaged(self, events: list[Any], start: int) -> None:
+        """Of what was mended: a damaged key, ``ph`` or ``cat`` hides what the row is, and has no sure repair."""
+        for index, event in enumerate(events):
+            words = (*event, event.get("ph"), event.get("cat")) if isinstance(event, dict) else ()
+            odd = next((word for word in words if isinstance(word, str) and not PLAIN.fullmatch(word)), None)
+            if odd is not None:
+                problem = f"the text {odd!r} of this event is damaged, so nobody knows what it is; copy the file again"
+                raise self.source.fail(self.element_offset(start, index), problem)
 
     def _cut(self, at: int) -> Exception:
         """The error for a list of events that never ends."""

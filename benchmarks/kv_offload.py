@@ -3,7 +3,7 @@
     python benchmarks/kv_offload.py --output FILE            on a CUDA machine, with transformers; ~3 minutes
     python benchmarks/kv_offload.py --small --output FILE    the same code on the simulated device, with small sizes
 
-For each shape and chunk size: prefill in chunks, then some tokens one by one, back to back. In each repeat the rates
+For each task and chunk size: prefill in chunks, then some tokens one by one, back to back. In each repeat the rates
 of the link are measured, then the windows of the programs follow in turn; the bound of a step is the larger of the
 resident one's time and that of its copies at the rates of that repeat. The first two steps of prefill and of decode are
 cold and are not judged. On an H200 the window that comes first in a repeat was 2 to 5 % slower, so the order alternates
@@ -18,6 +18,7 @@ import json
 import sys
 import time
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -36,12 +37,27 @@ from benchmarks.two_models_windows import give_back
 from utils import simgpu
 
 MIB = 2**20
-SHAPES = (Shape("Llama 2 7B", 32, 4096, 32, 32, 11008), Shape("Llama 3 8B", 32, 4096, 32, 8, 14336))
-FULL = {"tokens": 16384, "chunks": (2048, 4096), "decode": 10, "repeats": 8, "full": 2, "warm_ups": 2,
-        "piece": 64 * MIB, "copies": 80, "prefixes": (1024, 2048, 4096, 8192, 16384)}
-SMALL_SHAPES = (Shape("Llama 2 7B", 4, 64, 4, 4, 172), Shape("Llama 3 8B", 3, 64, 4, 1, 224))
-SMALL = {"tokens": 384, "chunks": (64, 128), "decode": 3, "repeats": 2, "full": 1, "warm_ups": 0,
-         "piece": 64 * 1024, "copies": 6, "prefixes": (128, 384)}
+
+
+@dataclass(frozen=True)
+class Task:
+    """A model, a prompt of so many tokens, and the sizes of its chunks; ``extras``: failures, a picture and prefixes."""
+
+    shape: Shape
+    tokens: int
+    chunks: tuple[int, ...]
+    extras: bool = True
+
+
+TASKS = (Task(Shape("Llama 2 7B", 32, 4096, 32, 32, 11008), 16384, (2048, 4096)),
+         Task(Shape("Llama 3 8B", 32, 4096, 32, 8, 14336), 16384, (2048, 4096)),
+         Task(Shape("Llama 3 8B, long", 32, 4096, 32, 8, 14336), 32768, (4096,), extras=False))
+FULL = {"decode": 10, "repeats": 8, "full": 2, "warm_ups": 2, "piece": 64 * MIB, "copies": 80,
+        "prefixes": (1024, 2048, 4096, 8192, 16384)}
+SMALL_TASKS = (Task(Shape("Llama 2 7B", 4, 64, 4, 4, 172), 384, (64, 128)),
+               Task(Shape("Llama 3 8B", 3, 64, 4, 1, 224), 384, (64, 128)),
+               Task(Shape("Llama 3 8B, long", 3, 64, 4, 1, 224), 768, (128,), extras=False))
+SMALL = {"decode": 3, "repeats": 2, "full": 1, "warm_ups": 0, "piece": 64 * 1024, "copies": 6, "prefixes": (128, 384)}
 SMALL_SCALE = 1 / 32            # of the simulated H200: 64 wide takes as long as 2048
 
 
@@ -50,15 +66,14 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--output", type=Path, default=Path("kv_offload.json"))
     parser.add_argument("--traces", type=Path, help="folder for one chunk's trace and timeline (that of the output)")
     parser.add_argument("--small", action="store_true", help="on the simulated device, with small sizes")
-    parser.add_argument("--chunks", type=int, nargs="+")
     parser.add_argument("--repeats", type=int)
     parser.add_argument("--seconds", type=float, default=3600, help="begin no further case after that long")
     options = parser.parse_args(arguments)
     if not options.small and not torch.cuda.is_available():
         parser.error("this needs a CUDA device, or --small")
-    given = {name: value for name in ("chunks", "repeats") if (value := getattr(options, name)) is not None}
+    given = {} if options.repeats is None else {"repeats": options.repeats}
     options.sizes = (SMALL if options.small else FULL) | given
-    options.shapes = SMALL_SHAPES if options.small else SHAPES
+    options.tasks = SMALL_TASKS if options.small else TASKS
     options.traces = options.traces or options.output.parent
     return options
 
@@ -88,9 +103,9 @@ class Run:
     def link(self) -> Any:
         return self.directions.measure(self.sizes["copies"])
 
-    def shape(self, shape: Shape) -> None:
+    def task(self, task: Task) -> None:
         """All chunk sizes of one model; prefixes, failures and the picture with one of them."""
-        tokens, decode, chunks = (self.sizes[name] for name in ("tokens", "decode", "chunks"))
+        shape, tokens, decode, chunks = task.shape, task.tokens, self.sizes["decode"], task.chunks
         model, ids = shape.decoder(tokens + decode), torch.randint(WORDS, (tokens,)).to("cuda")
         self.save(f"{shape.name}, weights")
         give_back()                     # the float32 weights, or the rows of the case before: blocks of other sizes
@@ -101,9 +116,9 @@ class Run:
             case = Case(shape, model, ids, chunk, decode)
             self.result["cases"].append(run_case(case, self.link, *counts))
             self.save(f"{shape.name}, chunks of {chunk}")
-            if chunk == chunks[len(chunks) // 2]:
+            if task.extras and chunk == chunks[len(chunks) // 2]:
                 self.with_one(case)
-            if chunk == chunks[-1]:
+            if task.extras and chunk == chunks[-1]:
                 self.result["prefixes"][shape.name] = kv_offload_peers.prefixes(case, self.sizes["prefixes"], 4)
             del case
             give_back()
@@ -118,14 +133,14 @@ class Run:
         self.result["pictures"].append(found)
         self.save(f"{case.shape.name}, picture")
 
-    def transformers(self, shape: Shape) -> None:
+    def transformers(self, task: Task) -> None:
         """Where it is installed; with the chunk size in the middle."""
         self.result["transformers"] = None
         if self.late() or importlib.util.find_spec("transformers") is None:
             return
-        tokens, chunks = self.sizes["tokens"], self.sizes["chunks"]
-        steps, ids = plan(tokens, chunks[len(chunks) // 2], self.sizes["decode"]), torch.randint(WORDS, (tokens,))
-        self.result["transformers"] = kv_offload_peers.transformers_cache(shape, ids.to("cuda"), steps, 2)
+        chunk, ids = task.chunks[len(task.chunks) // 2], torch.randint(WORDS, (task.tokens,))
+        steps = plan(task.tokens, chunk, self.sizes["decode"])
+        self.result["transformers"] = kv_offload_peers.transformers_cache(task.shape, ids.to("cuda"), steps, 2)
         self.save("transformers")
 
 
@@ -133,10 +148,10 @@ class Run:
 def run(options: argparse.Namespace) -> dict[str, Any]:
     torch.manual_seed(0)
     found = Run(options)
-    for shape in options.shapes:
-        found.shape(shape)
+    for task in options.tasks:
+        found.task(task)
         give_back()
-    found.transformers(options.shapes[-1])
+    found.transformers(next(task for task in reversed(options.tasks) if task.extras))
     found.save("all")
     return found.result
 

@@ -52,6 +52,7 @@ class Case:
         self.cache_bytes = requested_bytes() - before
         self.links: list[Link] = []
         self.ms: dict[str, list[list[float]]] = defaultdict(list)
+        self.host_ms: dict[str, list[list[float]]] = defaultdict(list)
         self.extra_bytes: dict[str, int] = defaultdict(int)
         self.wrong: dict[str, list[dict[str, int]]] = defaultdict(list)
         self.expected = self.play(RESIDENT)
@@ -83,6 +84,7 @@ class Case:
 
     def record(self, program: str, played: Played) -> None:
         self.ms[program].append(played.step_ms)
+        self.host_ms[program].append(played.host_ms)
         self.extra_bytes[program] = max(self.extra_bytes[program], played.extra_bytes)
         self.wrong[program].append(differences(played, self.expected, self.steps))
 
@@ -119,6 +121,8 @@ class Case:
                         for link in self.links]
         found = {"steps": len(which), "ms_per_step": {
             name: summary([value / len(which) for value in values]) for name, values in sums.items()}}
+        found["host_ms"] = {program: summary([median(times[n] for n in which) for times in repeats])
+                            for program, repeats in self.host_ms.items()}
         full = len(sums.get(SERIAL, ()))
         streamed, bound, resident = (in_pairs(sums[name]) for name in (STREAMED, "bound", RESIDENT))
         return found | {"over_bound": ratio(streamed, bound), "over_resident": ratio(streamed, resident),

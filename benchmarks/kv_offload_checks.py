@@ -58,7 +58,7 @@ def after_failures(case: Case) -> dict[str, Any]:
     torch.cuda.synchronize()
     return {"shape": case.shape.name, "chunk": case.chunk, "failed_steps": failed,
             "failed_in_layer": case.shape.layers // 2,
-            "wrong": differences(Played([], scores, 0), case.expected, case.steps)}
+            "wrong": differences(Played([], [], scores, 0), case.expected, case.steps)}
 
 
 def picture(case: Case, folder: Path) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -84,9 +85,11 @@ def steady(steps: Sequence[Step], kind: str) -> list[int]:
 
 @dataclass
 class Played:
-    """One window: ms and scores of each step, and the most memory beyond what was allocated when it began."""
+    """One window: ms of each step, and until the host had launched it; scores; and the most memory beyond what was
+    allocated when it began."""
 
     step_ms: list[float]
+    host_ms: list[float]
     scores: list[torch.Tensor]
     extra_bytes: int
 
@@ -96,13 +99,14 @@ def play(model: torch.nn.Module, cache: Any, ids: torch.Tensor, steps: Sequence[
     start_over(cache)
     torch.cuda.reset_peak_memory_stats()
     before = peak_bytes()
-    scores, events = [], [mark()]
+    scores, events, clock = [], [mark()], [time.perf_counter()]
     for step in steps:
         scores.append(model(input_of(step, ids, scores), cache))
         events.append(mark())
+        clock.append(time.perf_counter())
     torch.cuda.synchronize()
     times = [a.elapsed_time(b) for a, b in itertools.pairwise(events)]
-    return Played(times, scores, peak_bytes() - before)
+    return Played(times, [1e3 * (b - a) for a, b in itertools.pairwise(clock)], scores, peak_bytes() - before)
 
 
 def requested_bytes() -> int:

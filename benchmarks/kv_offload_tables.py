@@ -69,6 +69,8 @@ def tables(result: dict[str, Any]) -> Iterator[str]:
     yield link(result)
     for kind in (PREFILL, DECODE):
         yield steady(result, kind)
+    if all("host_ms" in case[DECODE] for case in result["cases"]):
+        yield host(result)
     for name in dict.fromkeys(case["shape"] for case in result["cases"]):
         yield steps(next_to_middle([case for case in result["cases"] if case["shape"] == name]))
     yield memory(result)
@@ -105,6 +107,17 @@ def steady(result: dict[str, Any], kind: str) -> str:
             rows.append((f"{case['shape']}, {case['chunk']}",
                          [str(found["steps"]), *times, interval(found["over_bound"]), serial]))
     return grid(f"{kind}, ms per steady step, by chunk", heads, rows)
+
+
+def host(result: dict[str, Any]) -> str:
+    """How long a decode step keeps the host, beside the bound: medians of repeats, and the range."""
+    def cell(found: dict[str, Any]) -> str:
+        return f"{found['median']:.1f} ({min(found['all']):.1f} to {max(found['all']):.1f})"
+    return grid("decode, ms per steady step", ["bound", f"host, {RESIDENT}", f"host, {STREAMED}", STREAMED], [
+        (f"{case['shape']}, {case['chunk']}",
+         [cell(case[DECODE]["ms_per_step"]["bound"]), *(cell(case[DECODE]["host_ms"][name])
+                                                        for name in (RESIDENT, STREAMED)),
+          cell(case[DECODE]["ms_per_step"][STREAMED])]) for case in result["cases"]])
 
 
 def steps(case: dict[str, Any]) -> str:

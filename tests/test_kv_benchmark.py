@@ -24,7 +24,8 @@ from benchmarks.kv_offload_steps import (
 from utils import simgpu
 from utils.trace import Trace
 
-CHUNKS = kv_offload.SMALL["chunks"]
+TASKS = kv_offload.SMALL_TASKS
+SHORT = [task.shape.name for task in TASKS if task.extras]
 SMALL = Shape("small", 3, 32, 2, 2, 48)
 
 
@@ -58,7 +59,7 @@ def case(gpu):
 
 def test_every_shape_and_chunk_is_measured(result):
     assert [(case["shape"], case["chunk"]) for case in result["cases"]] == [
-        (shape.name, chunk) for shape in kv_offload.SMALL_SHAPES for chunk in CHUNKS]
+        (task.shape.name, chunk) for task in TASKS for chunk in task.chunks]
     for case in result["cases"]:
         assert case["repeats"] == len(case["link"]) == 2
         assert len(case["steps"]) == case["tokens"] // case["chunk"] + kv_offload.SMALL["decode"]
@@ -79,8 +80,8 @@ def test_times_are_those_of_the_schedules(result):
             assert ms["bound"] >= max(ms[RESIDENT], ms["transfer"]) - 1e-9
             assert ms["bound"] <= ms[STREAMED] < 1.05 * ms["bound"] < ms[SERIAL]
             assert case[kind]["over_bound"]["mean"] == pytest.approx(ms[STREAMED] / ms["bound"], rel=1e-3)
-    wide, llama = (next(case for case in result["cases"] if case["shape"] == shape.name)
-                   for shape in kv_offload.SMALL_SHAPES)
+    wide, llama = (next(case for case in result["cases"] if case["shape"] == shape)
+                   for shape in SHORT)
     computes = [step["bound_ms"] == step["resident_ms"] for step in wide["steps"]]
     assert computes == 4 * [True] + 5 * [False]             # the more rows there are, the longer they take to come
     assert all(step["bound_ms"] == step["resident_ms"] for step in llama["steps"] if step["kind"] == PREFILL)
@@ -109,7 +110,7 @@ def test_one_chunk_is_a_trace_and_a_text(result, folder):
 
 
 def test_a_prefix_is_computed_again_or_copied(result):
-    assert list(result["prefixes"]) == [shape.name for shape in kv_offload.SMALL_SHAPES]
+    assert list(result["prefixes"]) == SHORT
     for rows in result["prefixes"].values():
         short, long = rows
         assert long["copy_ms"]["median"] == pytest.approx(3 * short["copy_ms"]["median"], rel=0.03)
@@ -139,9 +140,9 @@ def test_bytes_are_what_is_copied(case, gpu):
 
 def test_other_scores_and_tokens_are_counted(gpu):
     steps, right = plan(16, 8, 2), [torch.tensor([0.0, 1.0]), torch.tensor([1.0, 0.0])]
-    expected = Played([], [right[0], right[0], right[1], right[1]], 0)
+    expected = Played([], [], [right[0], right[0], right[1], right[1]], 0)
     assert differences(expected, expected, steps) == {"scores": 0, "tokens": 0}
-    other = Played([], [right[1], right[1], right[1], 2 * right[1]], 0)     # the last one: the same token
+    other = Played([], [], [right[1], right[1], right[1], 2 * right[1]], 0)     # the last one: the same token
     assert differences(other, expected, steps) == {"scores": 3, "tokens": 1}
 
 
@@ -209,7 +210,7 @@ def test_limits_of_failures_and_pictures():
 
 def test_tables_have_a_row_for_every_case(result):
     tables = list(kv_offload_tables.tables(result))
-    assert len(tables) == 7 + (result["transformers"] is not None)
+    assert len(tables) == 9 + (result["transformers"] is not None)
     for case in result["cases"]:
         assert f"| {case['shape']}, {case['chunk']} | {case[PREFILL]['steps']} |" in tables[1]
         assert f"{case[PREFILL]['over_bound']['mean']:.4f}" in tables[1]

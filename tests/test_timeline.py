@@ -306,7 +306,7 @@ def test_every_kind_has_its_own_character_hatch_colour_and_word():
     for field in ("key", "word", "colour", "char"):
         assert len({getattr(kind, field) for kind in KINDS}) == len(KINDS)
     plain = [kind.key for kind in KINDS if not kind.hatch]
-    assert plain == ["kernel", "host", "task"]      # these never share a lane
+    assert plain == ["kernel", "host", "task", "forward"]      # these never share a lane
     assert len({kind.hatch for kind in KINDS}) == len(KINDS) - len(plain) + 1
 
 

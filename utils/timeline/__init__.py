@@ -42,7 +42,7 @@ def timeline(
     you like); what lies above it stands out, and the title says by how much; it implies ``memory``.
     Bound, actual, lost, uncovered copies and the peak of memory are those of the whole run, also when a part is shown;
     the actual time of a trace runs from the first to the last span on the device. Idle gaps are shaded on the compute
-    lanes; in a schedule without any, on the resource with the largest load per unit.
+    lanes; in a schedule without any, on the resources with the largest load per unit.
     Raises TypeError for anything else, ValueError for times that are no numbers, for windows that show nothing, and
     with ``memory`` for schedules and traces without a record.
     """

@@ -18,6 +18,7 @@ from .names import clean, short_name, size_name
 from .units import US_PER_UNIT
 
 WORKER = "worker"
+ROUNDING = 1e-9     # of a load: what sums of floats in different orders differ by
 
 
 @dataclass(frozen=True)
@@ -287,16 +288,17 @@ def _schedule_gaps(
     schedule: Any, keys: list[tuple[str, int]], lane: NDArray[np.int64], start: NDArray[np.float64],
     stop: NDArray[np.float64],
 ) -> dict[int, Intervals]:
-    """Idle times on the compute units; without any, on those of the resource with the largest load per unit."""
+    """Idle times on the compute units; without any, on those of the resources with the largest load per unit."""
     if not len(lane):
         return {}
     load = dict.fromkeys(schedule.resources, 0.0)
     for run in schedule.runs.values():
         load[run.resource] += (run.end - run.start) / schedule.resources[run.resource]
-    shaded = "compute" if "compute" in load else max(load, key=load.__getitem__)
+    least = max(load.values()) * (1 - ROUNDING)
+    shaded = {"compute"} if "compute" in load else {name for name in load if load[name] >= least}
     span = (0.0, float(schedule.makespan))
     return {index: idle_gaps(union(start[lane == index], stop[lane == index]), span)
-            for index, key in enumerate(keys) if key[0] == shaded}
+            for index, key in enumerate(keys) if key[0] in shaded}
 
 
 def check_unit(unit: str) -> str:

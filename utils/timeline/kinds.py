@@ -28,6 +28,11 @@ KINDS = (
     Kind("host", "host", "#8FCBB6", "", "-"),
     Kind("sync", "synchronise", "#FFFFFF", "||", "!"),
     Kind("task", "task", "#C9D8E6", "", "="),
+    Kind("forward", "forward", "#F3C15C", "", "f"),
+    Kind("backward", "backward", "#66C2A4", "/", "b"),
+    Kind("gather", "all-gather", "#7FC4EC", "///", "g"),
+    Kind("scatter", "reduce-scatter", "#DDA3C6", "\\\\\\", "r"),
+    Kind("send", "send", "#F5EE8A", "...", "s"),
 )
 CODE = {kind.key: code for code, kind in enumerate(KINDS)}
 TASK = CODE["task"]

@@ -41,7 +41,7 @@ MIB = 2**20
 
 @dataclass(frozen=True)
 class Task:
-    """A model, a prompt of so many tokens, and the sizes of its chunks; ``extras``: failures, a picture and prefixes."""
+    """A model, the tokens of a prompt, and the sizes of its chunks; ``extras``: failures, a picture and prefixes."""
 
     shape: Shape
     tokens: int

@@ -114,7 +114,7 @@ def of_steps(result: dict[str, Any]) -> str:
 
 def of_ways(result: dict[str, Any]) -> str:
     """transformers' modes below ours."""
-    heads = ["wall, s", "steps", "ms per step", "tokens/s", "idle between steps", "a kernel runs"]
+    heads = ["wall, s", "steps", "ms per step", "tokens/s", "idle between steps, at most", "a kernel runs"]
     active = {name: row["gpu_active"] for name, row in result.get("profile", {}).items()}
     rows = []
     for name, way in result["loops"]["ways"].items():

@@ -9,6 +9,7 @@ except small pageable host-to-device ones, which return once staged.
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -19,7 +20,7 @@ from .overlap import refuse_overlap
 from .space import Space
 from .task import Task
 from .tensor import SimTensor, new_tensor
-from .transfers import CapturedDownload, PinnedUpload, copy_values, digest, download, upload
+from .transfers import CapturedDownload, PinnedUpload, copy_values, download, upload
 from .values import Ref, ordinary, plain_torch
 
 
@@ -271,10 +272,16 @@ def converted(
 
 def _like(tensor: torch.Tensor, dtype: torch.dtype, memory_format: Any) -> Geometry:
     """Geometry of a copy: dense, in the same order of dimensions (preserve_format) or as asked."""
+    with torch._C.DisableTorchFunction():
+        g = tensor.geometry if isinstance(tensor, SimTensor) else of(tensor)
+    return _like_geometry(g, dtype, memory_format or torch.preserve_format)
+
+
+@lru_cache(maxsize=8192)
+def _like_geometry(g: Geometry, dtype: torch.dtype, memory_format: Any) -> Geometry:
     with plain_torch():
-        meta = torch.empty_strided(tuple(tensor.shape), tuple(tensor.stride()), dtype=tensor.dtype, device="meta")
-        fmt = memory_format or torch.preserve_format
-        return of(torch.empty_like(meta, dtype=dtype, memory_format=fmt))
+        meta = torch.empty_strided(g.shape, g.stride, dtype=g.dtype, device="meta")
+        return of(torch.empty_like(meta, dtype=dtype, memory_format=memory_format))
 
 
 def _cpu_target(owner: Any, g: Geometry, *, pinned: bool) -> torch.Tensor:
@@ -286,4 +293,4 @@ def _cpu_target(owner: Any, g: Geometry, *, pinned: bool) -> torch.Tensor:
         return made if g.contiguous else made.as_strided(g.shape, g.stride)
 
 
-__all__ = ["converted", "copy_into", "dense", "digest", "geometry", "to_host"]
+__all__ = ["converted", "copy_into", "dense", "geometry", "to_host"]

@@ -165,7 +165,7 @@ def make_plan(
     device: Any, info: OpInfo, token: tuple, tensors: list[SimTensor], args: Any, kwargs: dict[str, Any]
 ) -> Plan:
     try:
-        found = infer.plan(info, device.profile, tensors, args, kwargs)
+        found = infer.plan(info, device.profile, token, tensors, args, kwargs)
     except (NotImplementedError, torch.AcceleratorError) as error:
         raise Unsupported(
             f"{info.name} is not modelled by the simulated device, because PyTorch cannot tell the shape of its "

@@ -188,18 +188,18 @@ def storage_methods() -> dict[str, Any]:
     methods = dict.fromkeys(("__getitem__", "tolist", "clone", "cpu"), False)
     methods |= dict.fromkeys(("__setitem__", "fill_", "copy_", "byteswap"), True)
     storage = torch.UntypedStorage
-    return {name: _telling(storage, name, write) for name, write in methods.items() if hasattr(storage, name)}
+    return {name: _telling(getattr(storage, name), name, write) for name, write in methods.items()
+            if hasattr(storage, name)}
 
 
 def tensor_methods() -> dict[str, Any]:
     """Methods of torch.Tensor that reach the bytes, and that no function mode sees."""
-    return {"_reduce_ex_internal": _telling(torch.Tensor, "_reduce_ex_internal", False, "host pickle")}
+    return {"_reduce_ex_internal": _telling(torch.Tensor._reduce_ex_internal, "", False, "host pickle")}
 
 
-def _telling(owner: type, name: str, write: bool, label: str = "") -> Any:
+@lru_cache(maxsize=64)  # every session asks for all of them
+def _telling(original: Any, name: str, write: bool, label: str = "") -> Any:
     from . import sessions
-
-    original = getattr(owner, name)
 
     @functools.wraps(original)
     def method(self: Any, *args: Any, **kwargs: Any) -> Any:

@@ -21,10 +21,15 @@ from .space import Key, Space, meet
 from .values import mark_key, ordinary, plain_torch, poison
 
 ALIGNMENT = 64
+KEPT_BYTES = 1 << 18    # of a source that are kept to tell whether it changed; of a larger one, a checksum is
+KEPT_SOURCES = 256      # of which that much is kept at a time
 REAL_CUDA = torch.cuda.is_available()   # asked when this is imported, before anything stands in for torch.cuda
 
 _owners: dict[int, weakref.ref] = {}    # address -> memory that any session has pinned and that is still in use
 _bases: list[int] = []                  # those addresses in order
+
+
+Source = tuple[Op, Space, Key, "bytes | int | None"]
 
 
 class _Pinned(Block):
@@ -45,7 +50,7 @@ class HostMemory:
         self.spaces: dict[int, Space] = {}
         self.kept: list[Any] = []       # memory that CUDA pinned, which nothing else here would keep
         self.calls = 0                  # calls of the host that touched pinned memory
-        self.sources: list[tuple[Op, Space, Key, int | None]] = []   # uploads that ran, the host not ordered after them
+        self.sources: list[Source] = []   # uploads that ran, the host not ordered after them
 
     # making and finding pinned memory
 
@@ -181,12 +186,13 @@ class HostMemory:
         for space, _ in op.writes:
             if space.host:
                 self.sources = [
-                    (*item[:3], _sum(space, item[2]) if item[1] is space else item[3]) for item in self.sources
+                    (*item[:3], content(space, item[2], _keep(item[3]))) if item[1] is space else item
+                    for item in self.sources
                 ]
-        home = getattr(run, "home", None)
-        if home is not None and getattr(run, "digest", None) is not None:
-            key = op.reads[0][1]
-            self.sources.append((op, home, key, _sum(home, key)))
+        seen = getattr(run, "seen", None)
+        if seen is not None:
+            much = len(self.sources) >= KEPT_SOURCES
+            self.sources.append((op, run.home, run.key, content(run.home, run.key, 0) if much else seen))
 
     def check_sources(self, clock: Clock | None) -> None:
         """The host is ordered after ``clock`` (None: everything): until now, nobody might change those sources."""
@@ -196,8 +202,7 @@ class HostMemory:
             (ours if done else later).append(item)
         self.sources = later
         for op, space, key, before in ours:
-            now = _sum(space, key)
-            if now is not None and now != before:
+            if not holds(space, key, before):
                 self.device.machine.watch.outside_write(op, space, key)
 
     # taint that a copy brought from the device
@@ -247,10 +252,23 @@ def _start(space: Space, tensor: torch.Tensor, item: int) -> int:
     return tensor.untyped_storage().data_ptr() - space.base + tensor.storage_offset() * item
 
 
-def _sum(space: Space, key: Key) -> int | None:
-    """A checksum of bytes of pinned memory, None when it is gone; it keeps nothing alive."""
+def content(space: Space, key: Key, keep: int = KEPT_BYTES) -> bytes | int | None:
+    """What pinned memory holds: its bytes, up to ``keep`` of them, else a checksum; None when it is gone."""
     owner = space.data()
-    return None if owner is None else zlib.crc32(owner[key[0] : key[1]])
+    if owner is None:
+        return None
+    part = owner[key[0] : key[1]]
+    return part.tobytes() if part.nbytes <= keep else zlib.crc32(part)
+
+
+def holds(space: Space, key: Key, before: bytes | int | None) -> bool:
+    """Whether pinned memory still holds that content, as far as it is there."""
+    now = content(space, key, _keep(before))
+    return now is None or before is None or now == before
+
+
+def _keep(before: bytes | int | None) -> int:
+    return KEPT_BYTES if isinstance(before, bytes) else 0
 
 
 def _forget(owner: Any, address: int, space: Space) -> None:

@@ -94,17 +94,44 @@ class OpInfo:
         self.random = self.name in RANDOM
 
 
-class Plan(NamedTuple):
+class Form(NamedTuple):
     """Outputs of one operator on one set of geometries; ``deltas`` are byte offsets of views from their base."""
 
     outputs: tuple[Geometry, ...]
     deltas: tuple[int, ...] | None
     single: bool
-    cost: Cost
     is_tuple: bool
 
 
-def plan(info: OpInfo, profile: Profile, tensors: Sequence[SimTensor], args: Any, kwargs: dict[str, Any]) -> Plan:
+class Plan(NamedTuple):
+    """A form, and what the operator costs on a device."""
+
+    outputs: tuple[Geometry, ...]
+    deltas: tuple[int, ...] | None
+    single: bool
+    is_tuple: bool
+    cost: Cost
+
+
+_forms: dict[tuple, Form] = {}  # of all sessions: they do not depend on the device
+
+
+def plan(
+    info: OpInfo, profile: Profile, token: tuple, tensors: Sequence[SimTensor], args: Any, kwargs: dict[str, Any]
+) -> Plan:
+    """What an operator returns on a device, and its cost there; ``token`` is all that decides the former."""
+    key = (token, torch.get_default_dtype())
+    form = _forms.get(key)
+    if form is None:
+        form = _form(info, tensors, args, kwargs)
+        if len(_forms) >= MAX_PLANS:
+            _forms.clear()
+        _forms[key] = form
+    cost = Cost(0, 1) if info.is_view else _cost(info, profile, tensors, form.outputs, args, kwargs)
+    return Plan(*form, cost)
+
+
+def _form(info: OpInfo, tensors: Sequence[SimTensor], args: Any, kwargs: dict[str, Any]) -> Form:
     """Run the operator on meta tensors of the same geometry."""
     if info.widen:
         _same_dtype(info.name, tensors)
@@ -112,7 +139,7 @@ def plan(info: OpInfo, profile: Profile, tensors: Sequence[SimTensor], args: Any
         raise _not_implemented(FLOATS_ONLY[info.name], tensors[0].geometry.dtype)
     if info.name in WHOLE:
         out = _whole(info.name, [a.geometry if isinstance(a, SimTensor) else None for a in args], kwargs)
-        return Plan((out,), None, True, _cost(info, profile, tensors, (out,), args, kwargs), False)
+        return Form((out,), None, True, False)
     metas: dict[int, torch.Tensor] = {}
     with torch._C.DisableTorchFunction(), torch._C._InferenceMode(False), torch.no_grad():
         meta_args = replace_tensors(args, lambda t: _meta(t.geometry, metas, t))
@@ -130,9 +157,7 @@ def plan(info: OpInfo, profile: Profile, tensors: Sequence[SimTensor], args: Any
     deltas = None
     if info.is_view:
         deltas = tuple(r.storage_offset() * g.item for r, g in zip(results, outputs, strict=True))
-        return Plan(outputs, deltas, single, Cost(0, 1), isinstance(result, tuple))
-    cost = _cost(info, profile, tensors, outputs, args, kwargs)
-    return Plan(outputs, deltas, single, cost, isinstance(result, tuple))
+    return Form(outputs, deltas, single, isinstance(result, tuple))
 
 
 def _cost(

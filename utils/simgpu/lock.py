@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import functools
-import signal
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from _signal import SIGINT, default_int_handler, getsignal, signal  # signal's own make an enum of each, which is slow
+from collections.abc import Callable
 from threading import RLock, current_thread, main_thread
 from typing import Any, TypeVar
 
@@ -30,22 +29,25 @@ def lock_methods(cls: type, *names: str) -> None:
         setattr(cls, name, locked(vars(cls)[name]))
 
 
-@contextmanager
-def interrupts_held() -> Iterator[list]:
+class interrupts_held:
     """Keep Ctrl-C back while the machine's state changes; the list is not empty once one came.
 
     Only where Python's own handler is in place, on the main thread; who holds it looks at the list at safe places.
     """
-    came: list = []
-    ours = current_thread() is main_thread() and signal.getsignal(signal.SIGINT) is signal.default_int_handler
-    if not ours:
-        yield came
-        return
-    signal.signal(signal.SIGINT, lambda *_: came.append(True))
-    try:
-        yield came
-    finally:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-        if came:
-            came.clear()
+
+    __slots__ = ("came", "ours")
+
+    def __enter__(self) -> list:
+        came = self.came = []
+        self.ours = current_thread() is main_thread() and getsignal(SIGINT) is default_int_handler
+        if self.ours:
+            signal(SIGINT, lambda *_: came.append(True))
+        return came
+
+    def __exit__(self, *error: object) -> None:
+        if not self.ours:
+            return
+        signal(SIGINT, default_int_handler)
+        if self.came:
+            self.came.clear()
             raise KeyboardInterrupt

@@ -120,6 +120,7 @@ def _backward(self: SimTensor, *args: Any, **kwargs: Any) -> None:
 GRADIENTS = ("backward", "grad")     # of torch.autograd
 
 
+@functools.lru_cache(maxsize=16)
 def refuse_gradients(name: str, original: Any) -> Any:
     """torch.autograd.backward and grad: as ever on the CPU, refused for device tensors."""
 

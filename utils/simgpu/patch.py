@@ -99,6 +99,7 @@ def _needs_device(value: Any) -> bool:
     )
 
 
+@functools.lru_cache(maxsize=1024)  # every session asks for all of them
 def _refusal(name: str, original: Any, module: str = "cuda") -> Any:
     @functools.wraps(original)
     def refuse(*args: Any, **kwargs: Any) -> Any:

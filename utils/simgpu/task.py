@@ -21,6 +21,7 @@ from .values import (
     UNWRITTEN,
     Ref,
     fill,
+    is_tainted,
     mark_key,
     plain_torch,
     poison,
@@ -110,8 +111,10 @@ class Task:
         """Per input that is tainted anywhere: which elements."""
         masks = {}
         for ref in self.reads:
+            torn = op.bad and [key for space, key in op.bad if space is ref.space and meet(key, ref.key)]
+            if not torn and not is_tainted(ref):
+                continue
             mask = taint_view(ref)
-            torn = [key for space, key in op.bad or () if space is ref.space and meet(key, ref.key)]
             if torn:
                 mask = mask.clone()
                 for key in torn:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import zlib
 from typing import Any
 
 import torch
 
+from .hostmem import content, holds
 from .ops import Op
-from .space import Key, Space
+from .space import Space
 from .task import Task
-from .values import CLEAN, TORN, UNWRITTEN, Ref, plain_torch, poison, set_taint, taint_view, untold, view
+from .values import CLEAN, TORN, UNWRITTEN, Ref, is_tainted, plain_torch, poison, set_taint, taint_view, untold, view
 
 
 class PinnedUpload:
@@ -22,14 +22,15 @@ class PinnedUpload:
     def __init__(self, device: Any, dst: Ref, src: torch.Tensor, home: Space, *, captured: bool = False):
         self.device, self.dst, self.home = device, dst, home
         self.src = None if captured else src
-        self.digest = None if captured else digest(src)
+        self.key = None if captured else device.host.key(home, src)
+        self.seen = None if captured else content(home, self.key)
         self.like = _outline(device, home, src) if captured else None
         if not captured:
             home.uploads.append(self)
 
     def refresh(self) -> None:
         """A copy to the host changed the source, as it was told to."""
-        self.digest = digest(self.src)
+        self.seen = content(self.home, self.key)
 
     def again(self, op: Op) -> Any:
         """For one replay: the source as it is at the replay's launch."""
@@ -42,8 +43,9 @@ class PinnedUpload:
     def __call__(self, op: Op) -> None:
         self.home.uploads.remove(self)
         with plain_torch():
-            if digest(self.src) != self.digest:
-                self.device.machine.watch.outside_write(op, self.home, self.device.host.key(self.home, self.src))
+            if not holds(self.home, self.key, self.seen):
+                self.device.machine.watch.outside_write(op, self.home, self.key)
+                self.refresh()
             target = view(self.dst)
             target.copy_(self.src)
             mask = self.device.host.taint_of(self.home, self.src)
@@ -51,10 +53,10 @@ class PinnedUpload:
                 set_taint(self.dst, CLEAN)
             else:
                 set_taint(self.dst, mask)
-            _tear(op, self.dst, self.home, self.device.host.key(self.home, self.src))
+            _tear(op, self.dst, self.home)
 
 
-def _tear(op: Op, dst: Ref, home: Space, source: Key) -> None:
+def _tear(op: Op, dst: Ref, home: Space) -> None:
     """A source that changed meanwhile spoils the whole copy; a second writer, what both wrote."""
     if not op.bad:
         return
@@ -96,13 +98,6 @@ def copy_values(dst: torch.Tensor, src: torch.Tensor) -> torch.Tensor:
     return dst.copy_(src)
 
 
-def digest(tensor: torch.Tensor) -> int:
-    """A checksum of a CPU tensor's bytes."""
-    with plain_torch():
-        flat = tensor.contiguous().reshape(-1).view(torch.uint8) if tensor.numel() else tensor.reshape(-1)
-        return zlib.crc32(memoryview(flat.numpy()))
-
-
 class CapturedDownload:
     """A captured copy to pinned memory, which a graph does not keep alive."""
 
@@ -122,9 +117,9 @@ def download(device: Any, dst: torch.Tensor, src: Ref, home: Space | None) -> An
     def run(op: Op) -> None:
         with plain_torch():
             dst.copy_(view(src))
-            mask = taint_view(src)
             bad = bool(op.bad)
-            if bad or mask.any():
+            if bad or is_tainted(src):
+                mask = taint_view(src)
                 poison(dst, None if bad else untold(mask, dst.dtype))
                 if home is not None:
                     device.host.taint(home, dst, None if bad else mask)

@@ -7,7 +7,6 @@ no index accepts.
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
@@ -36,11 +35,24 @@ class Ref(NamedTuple):
         return (self.start, self.start + self.geometry.span, self.geometry.pattern)
 
 
-@contextmanager
-def plain_torch() -> Any:
+class plain_torch:
     """No modes, no gradients: the operations of the simulator itself."""
-    with torch._C.DisableTorchFunction(), torch._C._InferenceMode(False), torch.no_grad():
-        yield
+
+    __slots__ = ("functions", "inference")
+
+    def __enter__(self) -> None:
+        self.functions, self.inference = torch._C.DisableTorchFunction(), torch._C._InferenceMode(False)
+        try:
+            self.functions.__enter__()
+            self.inference.__enter__()
+            torch._C._set_grad_enabled(False)
+        except BaseException:  # Ctrl-C
+            self.__exit__(None, None, None)
+            raise
+
+    def __exit__(self, *error: Any) -> None:
+        self.inference.__exit__(*error)  # sets the gradients back, too
+        self.functions.__exit__(*error)
 
 
 def ordinary(tensor: torch.Tensor, *, inference: bool = False) -> torch.Tensor:
@@ -70,6 +82,16 @@ def view(ref: Ref) -> torch.Tensor:
     return base.as_strided(g.shape, g.stride, start // g.item)
 
 
+def is_tainted(ref: Ref) -> bool:
+    """Whether any byte of a tensor is tainted."""
+    g = ref.geometry
+    if g.pattern is not None:
+        return bool(taint_view(ref).any())
+    if ref.space.data is None:
+        open_bytes(ref.space)
+    return bool(g.span and ref.space.taint.numpy()[ref.start : ref.start + g.span].max())  # faster than torch's any
+
+
 def taint_view(ref: Ref) -> torch.Tensor:
     """Taint of each element: of any of its bytes, to be read only."""
     g = ref.geometry
@@ -87,7 +109,7 @@ def set_taint(ref: Ref, why: int | torch.Tensor) -> None:
     if ref.space.data is None:
         open_bytes(ref.space)
     if isinstance(why, int) and g.pattern is None:
-        ref.space.taint[ref.start : ref.start + g.span] = why
+        ref.space.taint.numpy()[ref.start : ref.start + g.span] = why
         return
     byte = ref.space.taint.as_strided((*g.shape, g.item), (*(step * g.item for step in g.stride), 1), ref.start)
     byte.copy_(why.unsqueeze(-1).expand(byte.shape)) if isinstance(why, torch.Tensor) else byte.fill_(why)

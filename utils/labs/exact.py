@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
+from .defaults import usual_defaults
 from .device import WIDTH
 
 if TYPE_CHECKING:
@@ -53,7 +55,15 @@ def digest(value: Any) -> float | str:
     if not isinstance(value, torch.Tensor):
         return kind_of(value)
     flat = value.detach().cpu().double().flatten()
-    draw = torch.Generator().manual_seed(flat.numel())   # no pattern: permutations differ, too
-    weights = torch.randint(1, 1_000_000, (flat.numel(),), generator=draw).double()
-    total = float((flat * weights).sum())
+    total = float((flat * _weights(flat.numel())).sum())
     return "nan" if total != total else total % 1_000_003
+
+
+@lru_cache(maxsize=8)
+@usual_defaults()
+def _weights(count: int) -> torch.Tensor:
+    """Without a pattern: permutations differ, too."""
+    import torch
+
+    draw = torch.Generator().manual_seed(count)
+    return torch.randint(1, 1_000_000, (count,), generator=draw).double()

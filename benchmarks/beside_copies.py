@@ -1,13 +1,13 @@
-"""What products lose to copies that nobody waits for, and what the ring of lesson 04 loses beyond that.
+"""What copies and products lose to each other when neither waits, and what the ring of lesson 04 loses beyond that.
 
     python benchmarks/beside_copies.py --output FILE            on a CUDA machine; ~4 minutes
     python benchmarks/beside_copies.py --small --output FILE    the same code on the simulated device, with small sizes
 
-The resident MLP of lesson 03 runs alone, and again while one copy of a layer's size per product is under way on another
-stream, into memory that no product touches: neither side ever waits for the other, so no schedule that copies as much
-can cost less. Then RingMLP, its first layer loaded before the clock starts and that of one more call before it stops;
-and resident and ring with a synchronize after each call. Windows take turns in changing order, and a ratio is taken
-within a round. Beside the times: power and clock of the SMs, from NVML.
+What sets the pace, the resident MLP of lesson 03 or its copies, runs *alone*, and again *beside* as many of the other
+on another stream, in memory of their own: neither side ever waits for the other, so no schedule that copies as much can
+cost less. Then RingMLP, which begins with nothing loaded, so that a window has all copies that its calls need; and
+*alone* and *ring* with a synchronize after each call. Windows take turns in changing order, and a ratio is taken within
+a round. Beside the times: power and clock of the SMs, from NVML.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ from benchmarks.onload_tables import grid, interval
 from benchmarks.onload_windows import ratio, summary
 from utils import simgpu
 
-ALONE, BESIDE, RING = "alone", "beside copies", "ring"
+ALONE, BESIDE, RING = "alone", "beside", "ring"
 ALONE_WAITS, RING_WAITS = "alone, waits", "ring, waits"
 PROGRAMS = (ALONE, BESIDE, RING, ALONE_WAITS, RING_WAITS)
-FULL = {"layers": 24, "width": 8192, "batches": (12288, 16384, 24576, 32768), "calls": 10, "rounds": 10, "heat_s": 3.0}
-SMALL = {"layers": 4, "width": 64, "batches": (96, 128), "calls": 3, "rounds": 2, "heat_s": 0.0}
+FULL = {"layers": 24, "width": 8192, "windows": ((8192, 20, 8), (16384, 40, 7), (24576, 20, 7)), "heat_s": 3.0}
+SMALL = {"layers": 4, "width": 64, "windows": ((32, 3, 2), (128, 3, 2)), "heat_s": 0.0}       # batch, calls, rounds
 SAMPLE_S = 0.01
 
 
@@ -65,7 +65,10 @@ class Meter:
     def means(self) -> dict[str, float]:
         """Over the second half of the readings, since power is an average over some time before the reading."""
         half = self.values[len(self.values) // 2:]
-        return {name: statistics.fmean(column) for name, column in zip(("watt", "mhz"), zip(*half, strict=True), strict=bool(half))}
+        if not half:
+            return {}
+        watt, mhz = zip(*half, strict=True)
+        return {"watt": statistics.fmean(watt), "mhz": statistics.fmean(mhz)}
 
 
 def reader() -> Any:
@@ -90,22 +93,24 @@ class Side:
     def __init__(self, weights: Sequence[torch.Tensor]):
         self.weights, self.resident, self.ring = weights, serial.ResidentMLP(weights), onload.RingMLP(weights)
         self.buffers = [torch.empty_like(weights[0], device="cuda") for _ in range(2)]
-        self.link, self.meter = torch.cuda.Stream(), Meter()
+        self.other, self.meter = torch.cuda.Stream(), Meter()
 
-    def copies(self, calls: int) -> None:
-        with torch.cuda.stream(self.link):
-            for n in range(calls * len(self.weights)):
-                self.buffers[n % 2].copy_(self.weights[n % len(self.weights)], non_blocking=True)
+    def copies(self, x: torch.Tensor) -> None:
+        for n, weight in enumerate(self.weights):
+            self.buffers[n % 2].copy_(weight, non_blocking=True)
 
-    def window(self, program: str, x: torch.Tensor, calls: int) -> dict[str, float]:
-        """Milliseconds per call, between events on the compute stream, from an idle device."""
-        model = self.ring if program in (RING, RING_WAITS) else self.resident
-        if model is self.ring:
-            model(x)                            # leaves the first layer of the next call in its slot
+    def window(self, program: str, x: torch.Tensor, calls: int, copy_bound: bool) -> dict[str, float]:
+        """Milliseconds per call of what sets the pace, between events on its stream, from an idle device."""
+        pace, company = (self.copies, self.resident) if copy_bound else (self.resident, self.copies)
+        model = self.ring if program in (RING, RING_WAITS) else pace
+        model(x)
         torch.cuda.synchronize()
+        self.ring.ring.restart()
         with self.meter as meter:
             if program == BESIDE:
-                self.copies(calls)
+                with torch.cuda.stream(self.other):
+                    for _ in range(calls):
+                        company(x)
             begin = mark()
             for _ in range(calls):
                 model(x)
@@ -114,6 +119,11 @@ class Side:
             end = mark()
             torch.cuda.synchronize()
         return {"ms": begin.elapsed_time(end) / calls} | meter.means()
+
+    def copy_bound(self, x: torch.Tensor) -> bool:
+        """Whether copies take longer than products."""
+        copies, products = (self.window(ALONE, x, 2, bound)["ms"] for bound in (True, False))
+        return copies > products
 
     def heat(self, x: torch.Tensor, seconds: float) -> None:
         """So that the first window finds the clocks of the others."""
@@ -124,14 +134,15 @@ class Side:
 
     def rounds(self, x: torch.Tensor, rounds: int, calls: int, heat_s: float) -> dict[str, Any]:
         """Times of every program in every round, and ratios to products alone in the same round."""
-        self.ring.ring.copy_first = False       # here products take as long as copies, or longer
+        self.ring.ring.copy_first = bound = self.copy_bound(x)          # launch first what takes longer
         self.heat(x, heat_s)
         found: dict[str, list[dict[str, float]]] = {program: [] for program in PROGRAMS}
         for n in range(rounds):
             for program in rotated(list(PROGRAMS), n):
-                found[program].append(self.window(program, x, calls))
+                found[program].append(self.window(program, x, calls, bound))
         ms = {program: [window["ms"] for window in windows] for program, windows in found.items()}
-        row: dict[str, Any] = {"batch": x.shape[0], "rounds": rounds}
+        row: dict[str, Any] = {"batch": x.shape[0], "calls": calls, "rounds": rounds,
+                               "pace": "copies" if bound else "products"}
         for program, windows in found.items():
             row[program] = {"ms": summary(ms[program])} | {
                 name: round(statistics.fmean(window[name] for window in windows), 1)
@@ -145,13 +156,15 @@ class Side:
 
 def table(rows: Sequence[dict[str, Any]]) -> str:
     """In Markdown."""
-    heads = ["alone, ms", "W", "SM clock, MHz", *(f"{program} / alone" for program in PROGRAMS[1:]),
-             "ring / beside copies", "W, ring", "SM clock, MHz, ring", "ring, waits / alone, waits"]
+    heads = ["calls, rounds", "pace", "alone, ms", "W", "SM clock, MHz",
+             *(f"{program} / alone" for program in PROGRAMS[1:]), "ring / beside", "W, ring", "SM clock, MHz, ring",
+             "ring, waits / alone, waits"]
     lines = []
     for row in rows:
         def read(program: str, name: str, row: dict[str, Any] = row) -> str:
             return f"{row[program][name]:.0f}" if name in row[program] else ""
         lines.append((str(row["batch"]), [
+            f"{row['calls']}, {row['rounds']}", row["pace"],
             f"{row[ALONE]['ms']['median']:.2f}", read(ALONE, "watt"), read(ALONE, "mhz"),
             *(interval(row[program]["over alone"]) for program in PROGRAMS[1:]), interval(row[RING]["over beside"]),
             read(RING, "watt"), read(RING, "mhz"), interval(row[RING_WAITS]["over alone, waits"])]))
@@ -162,9 +175,9 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
 def run(sizes: dict[str, Any], save: Callable[[list[dict[str, Any]]], None]) -> None:
     side = Side(random_weights(sizes["layers"], sizes["width"]))
     rows: list[dict[str, Any]] = []
-    for batch in sizes["batches"]:
+    for batch, calls, rounds in sizes["windows"]:
         x = torch.randn(batch, sizes["width"], dtype=DTYPE, device="cuda")
-        rows.append(side.rounds(x, sizes["rounds"], sizes["calls"], sizes["heat_s"]))
+        rows.append(side.rounds(x, rounds, calls, sizes["heat_s"]))
         save(rows)
 
 
@@ -176,15 +189,13 @@ def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--output", type=Path, required=True)
     parser.add_argument("--small", action="store_true", help="on the simulated device, with small sizes")
-    parser.add_argument("--rounds", type=int)
     options = parser.parse_args(arguments)
     if not options.small and not torch.cuda.is_available():
         parser.error("this needs a CUDA device, or --small")
-    sizes = (SMALL if options.small else FULL) | ({"rounds": options.rounds} if options.rounds else {})
+    sizes = SMALL if options.small else FULL
 
     def save(rows: list[dict[str, Any]]) -> None:
-        result = {"machine": describe_machine(), **{name: sizes[name] for name in ("layers", "width", "calls")},
-                  "rows": rows}
+        result = {"machine": describe_machine(), "layers": sizes["layers"], "width": sizes["width"], "rows": rows}
         options.output.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
 
     with device(options.small):

@@ -22,25 +22,27 @@ def result(tmp_path_factory):
 
 
 def test_engines_of_the_model_do_not_disturb_each_other(result):
-    """There the ring costs what the resident model does, but for the launches of copies after each wait."""
-    assert [row["batch"] for row in result["rows"]] == [96, 128]
-    for row in result["rows"]:
+    """There the ring costs what its slower half does, one copy or product at the start, and what a wait costs."""
+    few, many = result["rows"]
+    assert (few["batch"], few["pace"], many["batch"], many["pace"]) == (32, "copies", 128, "products")
+    for row in (few, many):
         assert row[BESIDE]["over alone"]["mean"] == pytest.approx(1, abs=1e-3)
         assert row[RING_WAITS]["over alone, waits"]["repeats"] == row["rounds"] == 2
-    _, row = result["rows"]                 # products take longer than copies
-    assert row[RING]["over alone"]["mean"] == pytest.approx(1, abs=2e-3)
-    assert 1 < row[ALONE_WAITS]["over alone"]["mean"] <= row[RING_WAITS]["over alone"]["mean"] < 1.02
+        assert 1 < row[RING]["over alone"]["mean"] < 1 + 1.05 / (row["calls"] * 4)
+        assert row[RING]["over alone"]["mean"] <= row[RING_WAITS]["over alone"]["mean"] < 1.1
+        assert 1 < row[ALONE_WAITS]["over alone"]["mean"] < 1.02
 
 
-def test_as_many_copies_as_layers_go_beside_each_call(monkeypatch):
+def test_as_many_copies_as_layers_go_beside_each_call():
     with simgpu.session(simgpu.H200.scaled(1 / 128), keep="all") as gpu, torch.no_grad():
         side = Side(random_weights(3, 64))
         x = torch.randn(256, 64, dtype=torch.bfloat16).to("cuda")
         before = len(gpu.trace())
-        for program, copies in ((ALONE, 0), (BESIDE, 12), (RING, 5 * 3 + 1), (RING_WAITS, 5 * 3)):
-            side.window(program, x, 4)
+        ring = range(3 + 4 * 3, 3 + 4 * 3 + 4)          # to warm up, and four calls, and what is loaded ahead
+        for program, copies in ((ALONE, [0]), (BESIDE, [12]), (RING, ring), (RING_WAITS, ring)):
+            side.window(program, x, 4, copy_bound=False)
             kinds = list(gpu.trace().columns["kind"])[before:]
-            assert kinds.count("h2d") == copies and kinds.count("kernel") == (5 if "ring" in program else 4) * 3
+            assert kinds.count("h2d") in copies and kinds.count("kernel") == 5 * 3
             before += len(kinds)
 
 

@@ -25,6 +25,8 @@ def test_in_the_interpreter():
          "-W", "ignore:Conversion of an array:DeprecationWarning"],         # Triton 3.5's own, with NumPy 2
         cwd=here.parent, env=os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}, text=True,
         capture_output=True)
+    if "TypeError('only 0-dimensional arrays can be converted" in found.stdout:
+        pytest.skip("the interpreter of Triton 3.6 and older does not work with NumPy 2.5")
     assert found.returncode == 0 and "16 passed" in found.stdout, found.stdout[-4000:] + found.stderr[-1000:]
 
 

@@ -2,6 +2,7 @@
 
 import gc
 
+import pytest
 import torch
 
 from utils import simgpu
@@ -64,3 +65,16 @@ def test_freed_blocks_that_another_stream_uses_stay_active():
         torch.cuda.synchronize()
         torch.empty(1, device="cuda")   # the allocator looks at its events when memory is asked for
         assert torch.cuda.memory_stats()["active_bytes.all.current"] < before + size
+
+
+@pytest.mark.parametrize("dtype, asynchronous", [(torch.float32, True), (torch.bfloat16, False)])
+def test_both_sides_transposed_alike(dtype, asynchronous):
+    """One copy of memory where the dtype is the same; else PyTorch gathers the host's side first, and waits."""
+    with simgpu.session(simgpu.RTX_4090) as gpu:
+        host, x = torch.randn(SHAPE).pin_memory().t(), torch.zeros(SHAPE, dtype=dtype, device="cuda").t()
+        torch.cuda.synchronize()
+        before = simgpu.clock()
+        x.copy_(host, non_blocking=True)
+        assert (simgpu.clock() - before < 8) == asynchronous
+        torch.cuda.synchronize()
+        assert torch.equal(x.cpu(), host.to(dtype)) and not gpu.hazards

@@ -52,7 +52,12 @@ def copy_into(dst: torch.Tensor, src: torch.Tensor, non_blocking: bool) -> torch
 
 
 def _in_order(dst: torch.Tensor, src: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Both sides with their dimensions in the order of ``dst`` in memory, where that makes both contiguous."""
+    """Both sides with their dimensions in the order of ``dst`` in memory, where that makes both contiguous.
+
+    Of one dtype only: where it changes, PyTorch makes each side contiguous in the order of its dimensions first.
+    """
+    if dst.dtype is not src.dtype:
+        return dst, src
     strides = _stride(dst)
     order = sorted(range(len(strides)), key=lambda dim: -strides[dim])
     if order == list(range(len(order))) or strides == dense(tuple(dst.shape), dst.dtype).stride:

@@ -154,21 +154,20 @@ class Side:
         return row
 
 
-def table(rows: Sequence[dict[str, Any]]) -> str:
-    """In Markdown."""
-    heads = ["calls, rounds", "pace", "alone, ms", "W", "SM clock, MHz",
-             *(f"{program} / alone" for program in PROGRAMS[1:]), "ring / beside", "W, ring", "SM clock, MHz, ring",
+def tables(rows: Sequence[dict[str, Any]]) -> list[str]:
+    """Ratios, then power and clocks, in Markdown."""
+    heads = ["calls, rounds", "pace", "alone, ms", *(f"{program} / alone" for program in PROGRAMS[1:]), "ring / beside",
              "ring, waits / alone, waits"]
-    lines = []
-    for row in rows:
-        def read(program: str, name: str, row: dict[str, Any] = row) -> str:
-            return f"{row[program][name]:.0f}" if name in row[program] else ""
-        lines.append((str(row["batch"]), [
-            f"{row['calls']}, {row['rounds']}", row["pace"],
-            f"{row[ALONE]['ms']['median']:.2f}", read(ALONE, "watt"), read(ALONE, "mhz"),
-            *(interval(row[program]["over alone"]) for program in PROGRAMS[1:]), interval(row[RING]["over beside"]),
-            read(RING, "watt"), read(RING, "mhz"), interval(row[RING_WAITS]["over alone, waits"])]))
-    return grid("batch", heads, lines)
+    ratios = [(str(row["batch"]), [
+        f"{row['calls']}, {row['rounds']}", row["pace"], f"{row[ALONE]['ms']['median']:.2f}",
+        *(interval(row[program]["over alone"]) for program in PROGRAMS[1:]), interval(row[RING]["over beside"]),
+        interval(row[RING_WAITS]["over alone, waits"])]) for row in rows]
+    found = [grid("batch", heads, ratios)]
+    if all("watt" in row[program] for row in rows for program in PROGRAMS):
+        found.append(grid("W, MHz", list(PROGRAMS), [
+            (str(row["batch"]), [f"{row[program]['watt']:.0f}, {row[program]['mhz']:.0f}" for program in PROGRAMS])
+            for row in rows]))
+    return found
 
 
 @torch.no_grad()
@@ -200,7 +199,7 @@ def main(arguments: list[str] | None = None) -> None:
 
     with device(options.small):
         run(sizes, save)
-    print(table(json.loads(options.output.read_text())["rows"]))
+    print("\n\n".join(tables(json.loads(options.output.read_text())["rows"])))
 
 
 if __name__ == "__main__":

@@ -62,3 +62,10 @@ def test_meter_reads_until_it_is_left():
             pass
     count = len(meter.values)
     assert count >= 3 and not meter.thread.is_alive() and meter.means() == {"watt": 1, "mhz": 2}
+
+
+def test_the_page_has_the_recorded_tables():
+    found, page = json.loads(RECORDED.read_text()), (RECORDED.parents[1] / "README.md").read_text(encoding="utf-8")
+    assert found["machine"]["gpu"] == "NVIDIA H200"
+    tables = beside_copies.tables(found["rows"])
+    assert len(tables) == 2 and all(table in page for table in tables)

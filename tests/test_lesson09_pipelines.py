@@ -144,3 +144,21 @@ def test_the_picture_says_what_the_schedule_is(schedule, name, transfer):
     assert f"{name}, {m} micro-batches" in text and f"formula {formula}" in text
     assert "stage 3" in text and "0 to 1" not in text
     assert (f"bubbles {formula}" in text) == (transfer == 0)
+
+
+def test_the_answers_in_the_lesson():
+    assert lesson.break_even_tokens(8, 450, 682) == lesson.break_even_tokens(8, 450, 2 * 682, weight_bytes=1) == 1327
+    assert lesson.break_even_tokens(8, 450, 682, weight_bytes=1) == 664
+    assert lesson.bubble_formula(8, 63) == 0.1 > lesson.bubble_formula(8, 64)
+    assert lesson.bubble_formula(8, 31, 2) > 0.1 > lesson.bubble_formula(8, 32, 2)
+    tokens = {groups: [lesson.scheduled(lesson.decode(4, groups, steps, 15, 1)).makespan / 2 for steps in (6, 10)]
+              for groups in (4, 5)}
+    assert [(more - few) / 4 for few, more in tokens.values()] == [32, 37.5]
+
+
+@pytest.mark.parametrize("transfer, slower", [(10, False), (11, True)])
+def test_from_which_transfer_on_chunks_lose(transfer, slower):
+    """In twentieths of f: four stages, eight micro-batches, b = 2 f."""
+    chunks = planned(lesson.interleaved(4, 8, 2), 10, 20, transfer).makespan
+    assert (chunks > planned(lesson.gpipe(4, 8), 20, 40, transfer).makespan) == slower
+    assert planned(lesson.one_f_one_b(4, 8), 20, 40, 1).makespan > planned(lesson.gpipe(4, 8), 20, 40, 1).makespan

@@ -249,6 +249,13 @@ def converted(
     pin: bool = False,
 ) -> torch.Tensor:
     """``tensor.to(...)`` where the source or the target is the simulated device."""
+    with torch._C.DisableTorchFunction():
+        return _converted(tensor, device, dtype, non_blocking, memory_format, copy)
+
+
+def _converted(
+    tensor: torch.Tensor, device: Any, dtype: torch.dtype | None, non_blocking: bool, memory_format: Any, copy: bool
+) -> torch.Tensor:
     on_device = isinstance(tensor, SimTensor)
     to_device = on_device if device is None else torch.device(device).type == "cuda"
     if device is not None and torch.device(device).type not in ("cuda", "cpu"):
@@ -277,8 +284,7 @@ def converted(
 
 def _like(tensor: torch.Tensor, dtype: torch.dtype, memory_format: Any) -> Geometry:
     """Geometry of a copy: dense, in the same order of dimensions (preserve_format) or as asked."""
-    with torch._C.DisableTorchFunction():
-        g = tensor.geometry if isinstance(tensor, SimTensor) else of(tensor)
+    g = tensor.geometry if isinstance(tensor, SimTensor) else of(tensor)
     return _like_geometry(g, dtype, memory_format or torch.preserve_format)
 
 

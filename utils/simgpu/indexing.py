@@ -26,7 +26,9 @@ def _item(item: Any) -> Any:
     if isinstance(item, slice):
         return slice(*(None if part is None else operator.index(part) for part in (item.start, item.stop, item.step)))
     if isinstance(item, torch.Tensor):
-        if item.dim() or item.is_floating_point() or item.is_complex():
+        with torch._C.DisableTorchFunction():
+            whole = item.dim() or item.is_floating_point() or item.is_complex()
+        if whole:
             return item
         value = item.item()     # waits for the device where the index is there
         return bool(value) if item.dtype in (torch.bool, torch.uint8) else value
@@ -124,8 +126,9 @@ def _spread(full: list[Any]) -> list[Any]:
 def _dims_of(item: Any) -> int:
     if item is None or item is Ellipsis or isinstance(item, bool):
         return 0
-    if isinstance(item, torch.Tensor) and item.dtype in (torch.bool, torch.uint8):
-        return item.dim()
+    if isinstance(item, torch.Tensor):
+        with torch._C.DisableTorchFunction():
+            return item.dim() if item.dtype in (torch.bool, torch.uint8) else 1
     return 1
 
 

@@ -14,14 +14,26 @@ if TYPE_CHECKING:
 
 def permutation(seed: int) -> torch.Tensor:
     """A (WIDTH, WIDTH) float32 permutation matrix on the host: products with it only move entries."""
+    return _permutation(seed).clone()
+
+
+def counting(seed: int, most: int = 100) -> torch.Tensor:
+    """A (WIDTH, WIDTH) float32 matrix of whole numbers from 1 on, below ``most``, different for every seed."""
+    return _counting(seed, most).clone()
+
+
+@lru_cache(maxsize=64)
+@usual_defaults()
+def _permutation(seed: int) -> torch.Tensor:
     import torch
 
     order = torch.randperm(WIDTH, generator=torch.Generator().manual_seed(seed))
     return torch.eye(WIDTH)[order]
 
 
-def counting(seed: int, most: int = 100) -> torch.Tensor:
-    """A (WIDTH, WIDTH) float32 matrix of whole numbers from 1 on, below ``most``, different for every seed."""
+@lru_cache(maxsize=64)
+@usual_defaults()
+def _counting(seed: int, most: int) -> torch.Tensor:
     import torch
 
     return torch.randint(1, most, (WIDTH, WIDTH), generator=torch.Generator().manual_seed(seed)).float()

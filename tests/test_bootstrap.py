@@ -1,5 +1,6 @@
 """``python3 -m utils lab`` and ``test`` on small fake courses: real environments, real pip, no network."""
 
+import copy
 import json
 import os
 import re
@@ -31,6 +32,20 @@ def installed(tmp_path_factory):
     course = FakeCourse(tmp_path_factory.mktemp("a b") / "Kurs \u6d41\u6c34\u7ebf")
     course.first = course.run("lab")
     return course
+
+
+@pytest.fixture(scope="module")
+def as_installed(installed, tmp_path_factory):
+    """A copy of all that belongs to it."""
+    return shutil.copytree(installed.root.parent, tmp_path_factory.mktemp("kept") / "copy", symlinks=True)
+
+
+@pytest.fixture
+def ready(installed, as_installed):
+    """The same course, for a test that changes it: afterwards all is put back where it was."""
+    yield copy.copy(installed)
+    shutil.rmtree(installed.root.parent)
+    shutil.copytree(as_installed, installed.root.parent, symlinks=True)
 
 
 @pytest.fixture
@@ -89,8 +104,8 @@ def test_variables_that_redirect_python_and_pip_are_ignored(installed, tmp_path)
     assert lab_of(installed.run("lab", PYTHONPATH=str(tmp_path), PIP_USER="1"))["prefix"] == str(installed.venv)
 
 
-def test_changed_requirements_are_installed(course):
-    lab_of(course.run("lab"))
+def test_changed_requirements_are_installed(ready):
+    course = ready
     make_wheel(course.wheels, "jupyterlab", "4.6", main=LAB)
     course.require("jupyterlab>=4.6")
     done = course.run("lab")
@@ -99,8 +114,8 @@ def test_changed_requirements_are_installed(course):
     assert "Ready." not in course.run("lab").stdout
 
 
-def test_interrupted_set_up_is_taken_up_again(course):
-    lab_of(course.run("lab"))
+def test_interrupted_set_up_is_taken_up_again(ready):
+    course = ready
     stamp = course.venv / "course.json"
     state = json.loads(stamp.read_text())
     stamp.write_text(json.dumps({**state, "requirements": "being installed"}))
@@ -121,15 +136,14 @@ def test_set_up_killed_before_pip(course):
     lab_of(done)
 
 
-def test_removed_package_is_installed_again(course):
-    lab_of(course.run("lab"))
-    shutil.rmtree(next(course.venv.rglob("jupyterlab-4.5.dist-info")))
-    assert "Ready." in course.run("lab").stdout
+def test_removed_package_is_installed_again(ready):
+    shutil.rmtree(next(ready.venv.rglob("jupyterlab-4.5.dist-info")))
+    assert "Ready." in ready.run("lab").stdout
 
 
 @pytest.mark.skipif(os.name == "nt", reason="moves a folder with running files")
-def test_moved_course(course):
-    lab_of(course.run("lab"))
+def test_moved_course(ready):
+    course = ready
     course.root = course.root.rename(course.root.with_name("moved"))
     done = course.run("lab")
     assert "Making .venv anew: the course was moved or copied here." in done.stdout

@@ -14,6 +14,7 @@ from utils import simgpu
 
 RECORDED = Path(__file__).resolve().parents[1] / "benchmarks" / "results" / "simgpu_vs_gpu_h200.json"
 MODULES = (copies, reads, streams, memory, graphs, errors)
+ONLY_TIMES = {"overlap"}    # it moves gigabytes and looks at none of them
 
 
 def test_every_program_was_recorded():
@@ -24,7 +25,7 @@ def test_every_program_was_recorded():
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_simulated_equals_recorded(name):
     recorded = json.loads(RECORDED.read_text())["results"][name]
-    with simgpu.session(simgpu.H200):
+    with simgpu.session(simgpu.H200, numerics="shapes" if name in ONLY_TIMES else "exact"):
         calibrate()
         found = json.loads(json.dumps(PROGRAMS[name]()))
         torch.cuda.synchronize()

@@ -10,6 +10,8 @@ from hypothesis import settings
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
+gc.set_threshold(20_000, 10, 10)    # of 700, as is usual, collections take a twentieth of all the time
+
 # examples are the same on every machine and in every run; a slow machine is no failure
 settings.register_profile("course", deadline=None, derandomize=True)
 settings.load_profile("course")

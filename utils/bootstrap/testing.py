@@ -43,12 +43,17 @@ def workers(options: list[str]) -> list[str]:
     return ["-n", str(min(MAX_WORKERS, os.cpu_count() or 1)), "--dist", "loadscope"]
 
 
+def without_nbval(options: list[str]) -> list[str]:
+    """Tests in ``tests/`` are no notebooks, and nbval takes each process two seconds to load."""
+    return [] if any(option.startswith("--nbval") for option in options) else ["-p", "no:nbval"]
+
+
 def runs(options: list[str], tests: list[str], notebooks: list[str], strict: bool) -> list[tuple[str, list[str]]]:
     """Name and pytest arguments of each run; paths given by the caller leave the other run out."""
     everything = not tests and not notebooks
     result = []
     if everything or tests:
-        result.append(("tests", [*(tests or ["tests"]), *workers(options), *options]))
+        result.append(("tests", [*(tests or ["tests"]), *without_nbval(options), *workers(options), *options]))
     if everything or notebooks:
         nbval = ["--nbval" if strict else "--nbval-lax", "--nbval-current-env"]
         limits = [f"--nbval-cell-timeout={CELL_TIMEOUT_S}"]

@@ -178,6 +178,9 @@ class HostMemory:
                     mark_key(mark, other)
                     mask = mark.as_strided(g.shape, [step * g.item for step in g.stride], key[0])
                     poison(ordinary(tensor.detach()), mask)
+                for pending in space.uploads:   # what they find is no write outside torch
+                    pending.refresh()
+                self._renew(space)
 
     # writes that torch does not see
 
@@ -185,14 +188,16 @@ class HostMemory:
         """Keep watch over the source of an upload that has run; renew what an operation changed as it was told to."""
         for space, _ in op.writes:
             if space.host:
-                self.sources = [
-                    (*item[:3], content(space, item[2], _keep(item[3]))) if item[1] is space else item
-                    for item in self.sources
-                ]
+                self._renew(space)
         seen = getattr(run, "seen", None)
         if seen is not None:
             much = len(self.sources) >= KEPT_SOURCES
             self.sources.append((op, run.home, run.key, content(run.home, run.key, 0) if much else seen))
+
+    def _renew(self, space: Space) -> None:
+        self.sources = [
+            (*item[:3], content(space, item[2], _keep(item[3]))) if item[1] is space else item for item in self.sources
+        ]
 
     def check_sources(self, clock: Clock | None) -> None:
         """The host is ordered after ``clock`` (None: everything): until now, nobody might change those sources."""

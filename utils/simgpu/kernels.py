@@ -10,7 +10,7 @@ import torch
 from . import attention
 from .costs import estimate
 from .geometry import Geometry, dense
-from .infer import OpInfo, replace_tensors
+from .infer import OpInfo
 from .ops import Op
 from .task import Task
 from .tensor import SimTensor
@@ -43,8 +43,8 @@ class Kernels:
         return Task(
             info.name,
             call,
-            replace_tensors(freeze(args), _ref),
-            {k: replace_tensors(freeze(v), _ref) for k, v in kwargs.items()},
+            tuple([_kept(value) for value in args]),
+            {word: _kept(value) for word, value in kwargs.items()},
             [_ref(t) for t in reads],
             [_ref(t) for t in outputs],
             [_ref(t) for t in changed],
@@ -144,11 +144,14 @@ def _ref(tensor: SimTensor) -> Ref:
     return Ref(tensor.memory.block.space, tensor.start, tensor.geometry)
 
 
-def freeze(value: Any) -> Any:
-    """CPU scalars are read at the call: copy them."""
-    if isinstance(value, torch.Tensor) and not isinstance(value, SimTensor):
+def _kept(value: Any) -> Any:
+    """What a kernel keeps of an argument: where tensors are, and copies of CPU scalars, which are read at the call."""
+    if isinstance(value, SimTensor):
+        return _ref(value)
+    if isinstance(value, torch.Tensor):
         with plain_torch():
             return value.clone()
     if isinstance(value, (list, tuple)):
-        return type(value)(freeze(item) for item in value) if type(value) in (list, tuple) else value
+        items = [_kept(item) for item in value]
+        return items if isinstance(value, list) else tuple(items)
     return value

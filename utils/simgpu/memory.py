@@ -98,10 +98,14 @@ class Stats:
         self.active += active
         self.requested += requested
         self.reserved += reserved
-        self.allocated_peak = max(self.allocated_peak, self.allocated)
-        self.active_peak = max(self.active_peak, self.active)
-        self.requested_peak = max(self.requested_peak, self.requested)
-        self.reserved_peak = max(self.reserved_peak, self.reserved)
+        if self.allocated > self.allocated_peak:
+            self.allocated_peak = self.allocated
+        if self.active > self.active_peak:
+            self.active_peak = self.active
+        if self.requested > self.requested_peak:
+            self.requested_peak = self.requested
+        if self.reserved > self.reserved_peak:
+            self.reserved_peak = self.reserved
 
     def reset_peaks(self) -> None:
         self.allocated_peak, self.active_peak = self.allocated, self.active

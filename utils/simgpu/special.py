@@ -87,7 +87,10 @@ def _matmul(func: Any, args: tuple, kwargs: dict) -> Any:
         return NotImplemented
     one, other = args
     _no_mixed("matmul", one, other)
-    if (one.dim(), other.dim()) != (1, 2):
+    dims = one.dim(), other.dim()
+    if dims == (2, 2):      # what PyTorch does, without its detour through Python in inference mode
+        return aten.mm.default(one, other)
+    if dims != (1, 2):
         return NotImplemented
     return one.unsqueeze(0).mm(other).squeeze(0)    # PyTorch squeezes in place, which is not modelled
 

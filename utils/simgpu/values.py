@@ -9,11 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 
 from .geometry import Geometry
 from .space import Key, Space
 
+highest = np.maximum.reduce  # of bytes, much faster than any()
 CLEAN, UNWRITTEN, TORN, DERIVED = range(4)
 PLACEHOLDER = {
     torch.int64: -7_777_777_777_777_777,
@@ -23,6 +25,9 @@ PLACEHOLDER = {
     torch.uint8: 171,
     torch.bool: True,
 }
+LEAVES = frozenset({int, float, bool, type(None), str, torch.dtype, torch.Tensor})
+
+
 class Ref(NamedTuple):
     """A tensor of the device inside a queued operation: where it is, not who holds it."""
 
@@ -89,7 +94,7 @@ def is_tainted(ref: Ref) -> bool:
         return bool(taint_view(ref).any())
     if ref.space.data is None:
         open_bytes(ref.space)
-    return bool(g.span and ref.space.taint.numpy()[ref.start : ref.start + g.span].max())  # faster than torch's any
+    return bool(g.span and highest(ref.space.taint.numpy()[ref.start : ref.start + g.span]))
 
 
 def taint_view(ref: Ref) -> torch.Tensor:
@@ -142,6 +147,8 @@ def mark_key(mark: torch.Tensor, key: Key) -> None:
 
 def fill(value: Any, resolve: Callable[[Ref], torch.Tensor]) -> Any:
     """The structure ``value`` with every Ref replaced."""
+    if type(value) in LEAVES:
+        return value
     if isinstance(value, Ref):
         return resolve(value)
     if isinstance(value, (list, tuple)):

@@ -214,8 +214,11 @@ class Trace:
         if unknown or not names:
             wrong = repr(unknown[0]) if unknown else "none"
             raise ValueError(f"unknown kind of span {wrong}: one of {', '.join(KIND_CODES)}, or the lane compute")
-        of_kind = np.isin(self._spans.kind, [KIND_CODES[name] for name in names if name in KIND_CODES])
-        return of_kind | np.isin(self._spans.lane, [LANE_CODES[name] for name in names if name not in KIND_CODES])
+        chosen = np.zeros(len(self._spans), dtype=bool)
+        for name in names:
+            kind = KIND_CODES.get(name)
+            chosen |= self._spans.lane == LANE_CODES[name] if kind is None else self._spans.kind == kind
+        return chosen
 
     # --- as a value -------------------------------------------------------------------------------------------------
 

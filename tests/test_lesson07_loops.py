@@ -224,18 +224,27 @@ def test_after_an_error_another_model_serves_the_same_requests():
         assert gpu.hazards == []
 
 
+def operations(model):
+    """How many a whole run has."""
+    scheduler, counted = lesson_07.AsyncBatching(2, 4), Interrupts(1000)
+    scheduler.add(*some(2))
+    with counted:
+        lesson_07.asynchronous(model, scheduler, pipeline=Seen)
+    return 1000 - counted.left
+
+
 @pytest.mark.parametrize("first", range(4))
 def test_interrupted_behind_any_operation(first):
     """Also between the parts of a step, and while the slots are made."""
     hit = 0
     with simgpu.session(BUSY) as gpu:
         model = lesson_06.IntegerModel(2, 16, products=1)
-        for n in range(first, 200, 9):
+        for n in range(first, operations(model), 4):
             scheduler = lesson_07.AsyncBatching(2, 4)
             scheduler.add(*some(2))
             fails(model, scheduler, Broken, Interrupts(n))
             hit += Seen.made is not None
-            if n % 4 == 0:
+            if n // 4 % 4 == 0:
                 serve(model, some(2, n), scheduler)
             assert gpu.hazards == []
         serve(model, some(3, 7))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -232,3 +233,25 @@ def test_t5_what_a_row_is_cannot_be_guessed(tmp_path, old, new):
         Trace.load(write(tmp_path, broken))
     with pytest.warns(TraceWarning, match="mended 1 piece"):       # in a name it is
         assert len(Trace.load(write(tmp_path, data.replace(b'"gemm"', b'"ge\x01mm"', 1)))) == 3
+
+
+# --- T3, T6
+
+
+def test_t3_spans_of_no_category_or_of_markers_are_no_work(tmp_path):
+    """As "Record Window End" comes in some files; also with words for process and thread, and beside real work."""
+    place = '"pid": "Spans", "tid": "stream 7", "ts": 0.5, "dur": 900'
+    odd = [f'{{"ph": "X", "name": "Record Window End", {category}{place}}}'
+           for category in ("", '"cat": "", ', '"cat": null, ', '"cat": "Trace", ', '"cat": "overhead", ')]
+    trace = Trace.load(write(tmp_path, text([*odd, kernel("2.0", "3.0"), copy("4.0")])))
+    assert trace.columns["name"].tolist() == ["gemm", "Memcpy HtoD (Pinned -> Device)"]
+    assert trace.busy_us("kernel") == 3 and trace.columns["start_us"].tolist() == [0, 2]
+    assert sum(trace.skipped.values()) == len(odd)
+
+
+def test_t6_the_progress_bar_gets_to_the_end(tmp_path, monkeypatch):
+    told = []
+    monkeypatch.setattr("utils.trace.kineto.progress_bar", lambda total, *_: nullcontext(told.append))
+    data = text([kernel(f"{n}.5") for n in range(2000)])
+    Trace.load(write(tmp_path, data))
+    assert len(told) > 1 and min(told) > 0 and 0.99 * len(data) < sum(told) <= len(data)

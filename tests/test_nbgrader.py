@@ -35,6 +35,8 @@ POINTS = {
                           "check_Stopping": 3, "check_wall_ms": 2},
     "08_cuda_graphs": {"check_graphed": 2, "check_Bucketed": 3, "check_TwoGraphs": 2, "check_carry_over": 2,
                        "check_inside_or_outside": 2},
+    "09_hide_the_network": {"check_gather_and_tokens": 2, "check_what_fits": 2, "check_link_queue": 3,
+                            "check_stage_order": 3, "check_as_many_as_needed": 2},
 }
 
 

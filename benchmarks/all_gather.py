@@ -6,8 +6,8 @@
 Parts, each in processes of its own and saved as soon as it, or a row of it, is done (--only some, --update keeps the
 results of the others):
   rates     NCCL's all-gather by size, alone and beside products, and how much slower those become
-  copies    the same with copy engines, in one process; and the ring with its gathers made of such copies
-  mlp       24 layers, 8192 wide: resident, one slot, the ring, FSDP2; time over the bound, equality, memory, traces
+  copies    the same with copy engines, in one process
+  mlp       24 layers, 8192 wide: resident, one slot, the ring with NCCL and with copy engines, FSDP2
   llama     16 layers of the shape of Llama 3 8B in the same ways (with transformers)
   pipeline  two stages, forward only: the share of bubbles against the formula
 All programs take turns within a repeat; times are those of the slower rank. NVLink's multicast stays off.
@@ -41,14 +41,15 @@ PARTS = {"rates": rates, "copies": copies, "mlp": mlp, "llama": llama, "pipeline
 RANKS = 2
 FULL: dict[str, Any] = {
     "width": 8192, "layers": 24, "rows": 8192, "nbytes": [n * MIB for n in (1, 4, 16, 64, 128, 256, 416, 1024)],
-    "beside_from": 128 * MIB, "moves": 30, "products": 24, "peer_tokens": [512, 1024, 4096],
+    "beside_from": 128 * MIB, "moves": 30, "products": 24, 
     "tokens": [256, 512, 1024, 1536, 2048, 4096, 8192], "calls": 10, "repeats": 4, "traced": [512, 4096],
     "llama_layers": 16, "llama_tokens": [512, 1024, 2048, 8192], "llama_calls": 6, "llama_repeats": 3,
     "micro": [1, 2, 4, 8, 16], "stage_tokens": 2048, "stage_repeats": 5}
 SMALL: dict[str, Any] = {
     "width": 64, "layers": 3, "rows": 64, "nbytes": [1024, 8192], "beside_from": 4096, "moves": 2, "products": 3,
-    "peer_tokens": [8], "tokens": [8, 64], "calls": 2, "repeats": 2, "traced": [8], "llama_layers": 2,
-    "llama_tokens": [8], "llama_calls": 2, "llama_repeats": 1, "micro": [1, 3], "stage_tokens": 8, "stage_repeats": 2}
+    "tokens": [8, 64], "calls": 2, "repeats": 2, "traced": [8],
+    "llama_layers": 2, "llama_tokens": [8], "llama_calls": 2, "llama_repeats": 1, "micro": [1, 3],
+    "stage_tokens": 8, "stage_repeats": 2}
 
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:

@@ -13,6 +13,7 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
+from benchmarks.all_gather_ranks import first_in, peers_of
 from benchmarks.all_gather_world import World, gathered, lesson
 from benchmarks.onload_mlp import rotated
 from benchmarks.onload_programs import DTYPE, Product, copies_alone, onload
@@ -21,6 +22,7 @@ from utils.trace import record
 
 RESIDENT, GATHERS, SERIAL = "resident", "gathers alone", "one slot"
 RING, RING_3 = "two slots, prefetch", "three slots, prefetch"
+FIRST_IN, COPIES = "two slots, gather first", "two slots, copy engines"
 FSDP, FSDP_EXPLICIT = "FSDP2", "FSDP2, explicit prefetch"
 TRACE_CALLS = 2
 
@@ -37,6 +39,9 @@ def mlp_programs(world: World, weights: list[torch.Tensor]) -> tuple[dict[str, P
     """What is compared, by name, and the bytes that each of them holds between calls."""
     group = world.group(weights)
     models = {name: lesson.GatheredMLP(group, slots) for name, slots in ((SERIAL, 1), (RING, 2), (RING_3, 3))}
+    models[FIRST_IN] = first_in(group)
+    if (peers := peers_of(world, group.mine, weights)) is not None:
+        models[COPIES] = lesson.GatheredMLP(peers, 2)
     programs = {RESIDENT: Program(RESIDENT, onload.lesson.ResidentMLP(weights))}
     programs |= {name: Program(name, model, model.ring) for name, model in models.items()}
     programs[GATHERS] = gathers_alone(group.gather, len(group), [group.buffer(), group.buffer()])
@@ -206,8 +211,9 @@ def mlp(world: World, sizes: dict[str, Any]) -> None:
         world.keep("rows", rows)
     for tokens in sizes["traced"]:
         x = torch.randn(tokens, sizes["width"]).to(DTYPE).to("cuda")
-        for name, short in ((RING, "ring"), (FSDP, "fsdp2")):
-            traced(world, programs[name], x, f"{short}_b{tokens}")
+        for name, short in ((RING, "ring"), (COPIES, "copies"), (FSDP, "fsdp2")):
+            if name in programs:
+                traced(world, programs[name], x, f"{short}_b{tokens}")
 
 
 def traced(world: World, program: Program, x: torch.Tensor, name: str) -> None:

@@ -10,11 +10,8 @@ from typing import Any
 
 import torch
 
-from benchmarks.all_gather_models import DTYPE, GATHERS, RESIDENT, RING, gathers_alone
 from benchmarks.all_gather_world import World, gathered, lesson
-from benchmarks.onload_mlp import rotated
-from benchmarks.onload_programs import onload
-from benchmarks.onload_windows import BACK_TO_BACK, Program, compare, measure, ratio, summary
+from benchmarks.onload_programs import DTYPE
 
 MIB = 2**20
 Same = Callable[[float], float]
@@ -110,29 +107,8 @@ def rates(world: World, sizes: dict[str, Any]) -> None:
 
 # ---- one process, two GPUs: the copy engines
 
-class Peers:
-    """The shards of a two-rank group, its own here and the other one's on the other GPU, fetched by a copy engine."""
-
-    def __init__(self, weights: list[torch.Tensor], here: torch.device, there: torch.device):
-        self.shape = weights[0].shape
-        pairs = [lesson.shard(weight, 2) for weight in weights]
-        self.mine = [pair[0].to(here, copy=True) for pair in pairs]
-        self.its = [pair[1].to(there, copy=True) for pair in pairs]
-
-    def __len__(self) -> int:
-        return len(self.mine)
-
-    def buffer(self) -> torch.Tensor:
-        return self.mine[0].new_empty(2 * self.mine[0].numel())
-
-    def gather(self, i: int, buffer: torch.Tensor) -> None:
-        half = len(self.mine[i])
-        buffer[:half].copy_(self.mine[i])
-        buffer[half:].copy_(self.its[i], non_blocking=True)
-
-
 def copies(world: World, sizes: dict[str, Any]) -> None:
-    """Copies from the other GPU, by size; and the ring with its gathers made of such copies, one GPU computing."""
+    """Copies from the other GPU, by size."""
     here, there = (torch.device("cuda", 0), torch.device("cuda", 0 if world.small else 1))
     world.keep("peer_access", world.small or torch.cuda.can_device_access_peer(0, 1))
     product, rows = products(sizes["width"], sizes["rows"]), []
@@ -143,29 +119,3 @@ def copies(world: World, sizes: dict[str, Any]) -> None:
         move = partial(target.copy_, source, non_blocking=True)
         rows.append(row(nbytes, nbytes / 2, move, product, streams, sizes, lambda value: value))
         world.keep("rows", rows)
-    ring(world, sizes, here, there)
-
-
-def ring(world: World, sizes: dict[str, Any], here: torch.device, there: torch.device) -> None:
-    weights = [(torch.randn(sizes["width"], sizes["width"], device=here) / sizes["width"]**0.5).to(DTYPE)
-               for _ in range(sizes["layers"])]
-    peers = Peers(weights, here, there)
-    model = lesson.GatheredMLP(peers, 2)
-    programs = {RESIDENT: Program(RESIDENT, onload.lesson.ResidentMLP(weights)), RING: Program(RING, model, model.ring),
-                GATHERS: gathers_alone(peers.gather, len(peers), [peers.buffer(), peers.buffer()])}
-    found = []
-    for tokens in sizes["peer_tokens"]:
-        inputs = [torch.randn(tokens, sizes["width"], device=here).to(DTYPE) for _ in range(sizes["calls"])]
-        expected = [programs[RESIDENT](x) for x in inputs]
-        ms: dict[str, list[float]] = {name: [] for name in programs}
-        wrong = 0
-        for repeat in range(sizes["repeats"]):
-            for name in rotated(list(programs), repeat):
-                window = measure(programs[name], inputs, BACK_TO_BACK, warm_up=2)
-                ms[name].append(window.ms)
-                wrong += compare(window.outputs, expected)[0] if name == RING else 0
-        bound = [max(pair) for pair in zip(ms[GATHERS], ms[RESIDENT], strict=True)]
-        found.append({"tokens": tokens, "wrong_calls": wrong, "calls": sizes["calls"] * sizes["repeats"],
-                      "ms": {name: summary(values) for name, values in ms.items()},
-                      "over_bound": ratio(ms[RING], bound)})
-        world.keep("ring", found)

@@ -66,6 +66,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--output", type=Path, default=Path("kv_offload.json"))
     parser.add_argument("--traces", type=Path, help="folder for one chunk's trace and timeline (that of the output)")
     parser.add_argument("--small", action="store_true", help="on the simulated device, with small sizes")
+    parser.add_argument("--only", help="the model of this name alone")
     parser.add_argument("--repeats", type=int)
     parser.add_argument("--seconds", type=float, default=3600, help="begin no further case after that long")
     options = parser.parse_args(arguments)
@@ -73,7 +74,10 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
         parser.error("this needs a CUDA device, or --small")
     given = {} if options.repeats is None else {"repeats": options.repeats}
     options.sizes = (SMALL if options.small else FULL) | given
-    options.tasks = SMALL_TASKS if options.small else TASKS
+    every = SMALL_TASKS if options.small else TASKS
+    options.tasks = [task for task in every if options.only in (None, task.shape.name)]
+    if not options.tasks:
+        parser.error(f"no model is called {options.only}: there are {', '.join(task.shape.name for task in every)}")
     options.traces = options.traces or options.output.parent
     return options
 
@@ -151,7 +155,8 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
     for task in options.tasks:
         found.task(task)
         give_back()
-    found.transformers(next(task for task in reversed(options.tasks) if task.extras))
+    if options.only is None:
+        found.transformers(next(task for task in reversed(options.tasks) if task.extras))
     found.save("all")
     return found.result
 

@@ -66,6 +66,14 @@ def test_every_shape_and_chunk_is_measured(result):
         assert len(case["wrong"][STREAMED]) == 2 and len(case["wrong"][SERIAL]) == 1
 
 
+def test_one_model_alone(tmp_path, capsys):
+    with pytest.raises(SystemExit):
+        kv_offload.main(["--small", "--only", "GPT"])
+    assert "no model is called GPT: there are Llama 2 7B, Llama 3 8B, Llama 3 8B, long" in capsys.readouterr().err
+    options = kv_offload.parse(["--small", "--only", "Llama 3 8B"])
+    assert [(task.shape.name, task.tokens) for task in options.tasks] == [("Llama 3 8B", 384)]
+
+
 def test_scores_and_tokens_are_those_of_the_resident_run(result):
     assert {each[what] for case in result["cases"] for repeats in case["wrong"].values() for each in repeats
             for what in ("scores", "tokens")} == {0}
@@ -78,7 +86,8 @@ def test_times_are_those_of_the_schedules(result):
         for kind in (PREFILL, DECODE):
             ms = {name: found["median"] for name, found in case[kind]["ms_per_step"].items()}
             assert ms["bound"] >= max(ms[RESIDENT], ms["transfer"]) - 1e-9
-            assert ms["bound"] <= ms[STREAMED] < 1.05 * ms["bound"] < ms[SERIAL]
+            # rates are those of pieces of 64 KiB: a layer's copy is longer, so that latencies count for less
+            assert 0.998 * ms["bound"] <= ms[STREAMED] < 1.05 * ms["bound"] < ms[SERIAL]
             assert case[kind]["over_bound"]["mean"] == pytest.approx(ms[STREAMED] / ms["bound"], rel=1e-3)
     wide, llama = (next(case for case in result["cases"] if case["shape"] == shape)
                    for shape in SHORT)

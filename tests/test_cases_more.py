@@ -7,11 +7,13 @@ from contextlib import nullcontext
 
 import pytest
 import torch
+from answers import judge_as
 from simulated import busy
 from trace_files import copy, kernel, text, write
 
 from benchmarks import async_workloads_made as made
 from utils import simgpu
+from utils.labs import lab08
 from utils.lessons import import_lesson
 from utils.trace import Trace, TraceError, TraceWarning
 
@@ -216,6 +218,32 @@ def test_any_workload_gets_its_tokens_from_graphs(monkeypatch):
         workload = made.draw(random.Random(f"graphs/{n}"))
         assert made.run(workload, pipeline=Graphs, waits=False).wrong == [], workload
     torch.set_num_threads(threads)
+
+
+# --- answers of labs
+
+
+def carries_an_index_too_far(tokens, sources, before, ids):
+    ids.copy_(torch.where(sources >= 0, before[sources.abs()], tokens))       # of one row, the -1 is row 1
+
+
+def knows_the_tensor(step, example):
+    """What a replay gave is given again for the same tensor, whatever is in it."""
+    run, kept = import_lesson("solutions/08_cuda_graphs").graphed(step, example), {}
+
+    def again(x):
+        if kept.get("x") != x.data_ptr():
+            kept.update(x=x.data_ptr(), y=run(x))
+        return kept["y"].clone()
+    return again
+
+
+@pytest.mark.parametrize("puzzle, answer, words", [
+    ("carry_over", carries_an_index_too_far, "an operation on the GPU failed IndexError: index 1 is out of bounds"),
+    ("graphed", knows_the_tensor, "the same tensor again, with other numbers")])
+def test_answers_are_refused_for_the_right_reason(puzzle, answer, words):
+    verdict = judge_as(lab08.check, puzzle, answer)
+    assert not verdict.passed and words in " ".join(str(verdict).split()), str(verdict)
 
 
 # --- T5: text that is mended inside a name, but not where it says what a row is

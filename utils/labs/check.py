@@ -76,6 +76,10 @@ class Check:
         except Unsolved:
             return Verdict(name, says=f"Write {name} in the cell above, then run this cell again.", pending=True)
         except Exception as error:   # an answer of a kind that no judge expects: a learner sees no traceback
+            if _of_the_device(error):
+                return Verdict(name, [Tick("correct", False, "an operation on the GPU failed")],
+                               says=f"{text_of(error)}\nIt was launched, and failed when it ran. "
+                                    "Is there an index that does not exist?")
             return Verdict(name, [Tick("correct", False, "the check itself stopped at this answer")],
                            says=f"{text_of(error)}\nIs what the function returns and leaves of the kind asked for?")
 
@@ -88,6 +92,14 @@ class Check:
             raise ValueError(f"check() knows a puzzle by the name of its function, and yours is called {name!r}; "
                              f"define one of: {known}")
         raise ValueError(f"check({shown(answer)}): give one of this lab's functions, not its result: {known}")
+
+
+def _of_the_device(error: BaseException) -> bool:
+    """Whether an operation that was queued on the simulated device raised it, found when its numbers were needed."""
+    at = error.__traceback__
+    while at is not None and at.tb_frame.f_code.co_name != "raise_errors":
+        at = at.tb_next
+    return at is not None
 
 
 def call(puzzle: str, answer: Answer, *arguments: Any, on: str, empty: bool = False) -> Any:

@@ -21,6 +21,7 @@ CALLS = 6
 AGAIN = 3            # the call that gets the example itself; in some cases another stream is current from it on
 MORE = 100           # calls behind those that are measured: no result may lie where one of them is written
 LAST = CALLS + 1     # their input
+OTHER = 1            # and that of the very last one
 PRIME = 1009         # whole numbers below it are exact in float32, and three times as large, too
 QUARTER = 0.25       # and with this added
 
@@ -116,9 +117,10 @@ class Graphed(Judge):
         found.stop_us = 2.2 * found.wall_us / CALLS
         found.wrong = _wrong(case, results, example, x[:CALLS])
         if not found.wrong and case.more:
-            for n in range(case.more):
-                self.called(run, x[LAST].copy_(inputs[LAST]), on=f"call {CALLS + n}")
-            found.wrong = _wrong(case, results, example, x[:CALLS])
+            for n in range(case.more):         # the same tensor in all of them, at the end with other numbers
+                given = x[LAST].copy_(inputs[OTHER if n == case.more - 1 else LAST])
+                last = self.called(run, given, on=f"call {CALLS + n}")
+            found.wrong = _wrong(case, results, example, x[:CALLS]) or _kept(case, last)
         found.hazards = list(gpu.hazards)
         return found
 
@@ -187,6 +189,19 @@ def _wrong(case: Case, results: list[Any], example: Any, inputs: list[Any]) -> W
             return Wrong(f"the result of call {n} has changed", says + OVERWRITTEN.format(n=n, later=f"call {later}"))
         return Wrong(f"wrong result of call {n}", says + ADDRESSES)
     return None
+
+
+def _kept(case: Case, last: Any) -> Wrong | None:
+    """Whether the very last call takes its input for that of the call before, which was the same tensor."""
+    import torch
+
+    if kind := kind_words(last, _right(case, OTHER)):
+        return Wrong(f"the last call returned {kind}", f"Return a tensor on the GPU: {case.dtype}, shape {case.shape}.")
+    if torch.equal(last.cpu(), _right(case, OTHER)):
+        return None
+    return Wrong("the same tensor again, with other numbers",
+                 f"The result of the last call is {values(last.cpu())}, not {values(_right(case, OTHER))}. Its x is a "
+                 "tensor of calls before, into which the caller wrote other numbers: copy them in each call.")
 
 
 FROZEN = ("That is the result for the tensor that was captured. A replay reads at the captured address: giving "

@@ -217,7 +217,7 @@ FITS = [
     (fits(gpus=lambda gpus, job: job.gpus), "instead of"),
     (fits(gpus=lambda gpus, job: f"{gpus}"), "Give a whole number"),
     (lambda job: fits()(job)[0], "Return a pair"),
-    (lambda job: (job.least, job.on_each(job.gpus)), "GB instead of"),
+    (lambda job: (job.least, job.on_each(job.gpus)), "8 instead of 3.141e+10"),
     (lambda job: None, "returned None"),
 ]
 

@@ -1,7 +1,9 @@
 """Lab 09, puzzle 4: orders of a pipeline that stop, keep too much or rest too long are refused; right ones pass."""
 
+import random
 from fractions import Fraction
 
+import networkx as nx
 import numpy as np
 import pytest
 import torch
@@ -186,6 +188,24 @@ def test_the_target_is_what_the_worked_answer_makes(size):
     for f, b in ((1, 2), (1, 1), (3, 1), (2, 7)):
         assert orders.plan(f, b).makespan == (size.micro_batches + size.stages - 1) * (f + b)
     assert [max(orders.kept(stage)) for stage in range(size.stages)] == [size.most(s) for s in range(size.stages)]
+
+
+def test_orders_stop_exactly_where_they_are_a_circle():
+    rng = random.Random(3)
+    seen = set()
+    for _ in range(200):
+        size = Size(rng.randrange(1, 4), rng.randrange(1, 4))
+        orders = one_f_one_b(size)
+        of = tuple(tuple(rng.sample(tasks, len(tasks)) if rng.random() < 0.3 else tasks) for tasks in orders.of)
+        orders = Orders(size, of)
+        graph = nx.DiGraph((before, (*task, stage)) for stage, tasks in enumerate(of) for task in tasks
+                           for before in orders.needs((*task, stage)))
+        for stage, tasks in enumerate(of):
+            nx.add_path(graph, [(*task, stage) for task in tasks])
+        runs = orders.reached() == [len(tasks) for tasks in of]
+        assert runs == nx.is_directed_acyclic_graph(graph)
+        seen.add(runs)
+    assert seen == {True, False}
 
 
 def test_no_fewer_micro_batches_reach_the_target():

@@ -1,5 +1,6 @@
 """Lab 09, puzzle 3: queues that race, overwrite a slot, stop or are slow are refused with a witness."""
 
+import random
 from itertools import combinations
 
 import numpy as np
@@ -8,6 +9,7 @@ import torch
 from answers import trial
 
 from utils.labs import timelimit
+from utils.labs.check import Refused
 from utils.labs.lab09 import check, link, queueing
 from utils.labs.lab09.link import Queue, Times, entry_of, products, run
 from utils.lessons import import_lesson
@@ -95,7 +97,8 @@ WRONG = {
     "no scatters": (queues(scatter=lambda task: False), "no scatter for B 3"),
     "all scatters at the end": (everything_first(), "the link still has"),
     "scatters do not wait": (queues(scatter_wait=lambda k: None), "can start before B 3 has ended"),
-    "scatters wait for the product before": (queues(scatter_wait=lambda k: k - 1), "Let it wait: ('scatter', ('B', 3)"),
+    "scatters wait for the product before": (queues(scatter_wait=lambda k: k - 1),
+                                             "Let it wait: ('scatter', ('B', 3), ('B', 3))"),
     "scatters wait for another layer": (queues(last=swapped_waits), "can start before B 2 has ended"),
     "a gather too many": (queues(skip=lambda task, layers: False), "gather B 3 is not needed"),
     "a gather waits for its own product": (queues(wait=lambda k, layers: k if k == 3 else k - 2),
@@ -244,13 +247,52 @@ def test_two_slots_are_judged_as_runs_use_them(name):
             assert over == (most_in_use(queue) > link.SLOTS), (name, layers)
 
 
+def test_what_is_accepted_holds_at_any_speed():
+    """Worked answers with entries exchanged and waits changed: whatever passes is right however long products take."""
+    rng, passed = random.Random(5), 0
+    for _ in range(400):
+        layers = rng.choice((2, 3, 4))
+        queue = scrambled(rng, layers)
+        try:
+            for name in ("tasks", "stuck", "scatters", "slots"):
+                getattr(queueing, f"_judge_{name}")(queue, "")
+        except Refused as refused:
+            assert refused.verdict.says
+            continue
+        passed += 1
+        for _ in range(5):
+            graph = queue.graph(Times(1, 1, 1, 1))
+            for task in graph:
+                graph.nodes[task]["duration"] = rng.choice((0.01, 1, 50))
+            plan = run(graph)
+            assert in_use(queue, plan) <= link.SLOTS
+            assert all(plan.runs["scatter", task].start >= plan.runs[task].end for task in products(layers)[layers:])
+    assert passed > 20
+
+
+def scrambled(rng, layers):
+    uses, entries = products(layers), SOLUTION.link_queue(layers)
+    for _ in range(rng.randrange(1, 4)):
+        at = rng.randrange(len(entries))
+        if rng.random() < 0.5:
+            other = rng.randrange(len(entries))
+            entries[at], entries[other] = entries[other], entries[at]
+        else:
+            entries[at] = (*entries[at][:2], rng.choice([None, *uses]))
+    return Queue(layers, tuple(map(entry_of, entries)))
+
+
+def in_use(queue, plan):
+    """Most layers at once that are being gathered, or will still be read."""
+    spans = [(plan.runs[queue.entries[at][:2]].start, plan.runs[queue.products[last]].end)
+             for at, last in queue.readers.items()]
+    return max(sum(start <= at < end for start, end in spans) for at, _ in spans)
+
+
 def most_in_use(queue):
     most = 0
     for slow in queue.products:
         graph = queue.graph(Times(1, 1, 0.01, 0.01))
         graph.nodes[slow]["duration"] = 1000
-        plan = run(graph)
-        spans = [(plan.runs[queue.entries[at][:2]].start, plan.runs[queue.products[last]].end)
-                 for at, last in queue.readers.items()]
-        most = max(most, *(sum(start <= at < end for start, end in spans) for at, _ in spans))
+        most = max(most, in_use(queue, run(graph)))
     return most

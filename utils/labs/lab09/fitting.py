@@ -86,12 +86,12 @@ JOBS = (
 def judge_what_fits(answer: Answer) -> Verdict:
     """The bytes within 1 %, the number of GPUs exactly."""
     for job in JOBS:
-        given = pair(call(PUZZLE, listing(answer, 2), job, on=str(job)))
-        nbytes = plain(given[0]) if given else None
-        if given is None or nbytes is None:
-            raise _refused("bytes", f"returned {shown(given) if given else 'something else'}", SHAPE, job)
-        _judge_bytes(float(nbytes), job)
-        _judge_gpus(given[1], job)
+        given = call(PUZZLE, listing(answer, 2), job, on=str(job))
+        first, second = pair(given) or (None, None)
+        if plain(first) is None:
+            raise _refused("bytes", f"returned {shown(given)}", SHAPE, job)
+        _judge_bytes(float(plain(first)), job)
+        _judge_gpus(second, job)
     why = f"within {WITHIN:.0%}, stages 0 to 3, training and inference", "no more and no fewer than needed"
     return Verdict(PUZZLE, [Tick(name, True, text) for name, text in zip(TICKS, why, strict=True)],
                    tried="; ".join(map(str, JOBS)), picture=_table(JOBS[0], (JOBS[0].gpus, JOBS[0].least)))
@@ -100,7 +100,7 @@ def judge_what_fits(answer: Answer) -> Verdict:
 def _judge_bytes(nbytes: float, job: Job) -> None:
     right = job.on_each(job.gpus)
     if abs(nbytes - right) > WITHIN * right:
-        raise _refused("bytes", f"{nbytes / 1e9:.4g} GB instead of {right / 1e9:.4g}",
+        raise _refused("bytes", f"{nbytes:.4g} instead of {right:.4g}",
                        f"{job}.\n{_explain_bytes(nbytes, job)}", job)
 
 
@@ -170,11 +170,11 @@ def _explain_gpus(gpus: int | None, job: Job) -> str:
         return "It does fit: None is for budgets that no number of GPUs meets."
     total = job.parameters * sum(job.sizes.values())
     if right is None or gpus < right:
-        over = f"With {gpus} each would store {job.on_each(gpus) / 1e9:.5g} GB."
+        over = f"With {gpus} GPU{'s' * (gpus > 1)} each would store {job.on_each(gpus) / 1e9:.5g} GB."
         if gpus == math.ceil(total / job.budget_bytes) and job.stage < 3:
             return f"That divides all of it by the budget, but not all of it is shared. {over}"
         if right is not None and gpus == right - 1:
-            return f"Rounded down? A part of a GPU more is a whole one. {over}"
+            return "Rounded down? Part of a GPU more means a whole one more."
         return over
     if gpus == right + 1 and job.on_each(right) == job.budget_bytes:
         return f"One too many: {right} fill the budget exactly, and that is enough."

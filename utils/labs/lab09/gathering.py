@@ -86,10 +86,10 @@ LAYERS = (
 def judge_gather_and_tokens(answer: Answer) -> Verdict:
     """Both within 1 %, for links in bits and in bytes, with and without latencies."""
     for layer in LAYERS:
-        given = pair(call(PUZZLE, listing(answer, 2), layer, on=str(layer)))
-        ms, tokens = (plain(one) for one in given) if given else (None, None)
+        given = call(PUZZLE, listing(answer, 2), layer, on=str(layer))
+        ms, tokens = (plain(one) for one in pair(given) or (None, None))
         if ms is None or tokens is None:
-            raise _refused("gather", f"returned {shown(given) if given else 'something else'}", SHAPE, layer)
+            raise _refused("gather", f"returned {shown(given)}", SHAPE, layer)
         _judge_ms(float(ms), layer)
         _judge_tokens(float(tokens), layer)
     first = LAYERS[0]

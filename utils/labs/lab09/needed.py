@@ -74,11 +74,12 @@ def judge_as_many_as_needed(answer: Answer) -> Verdict:
     """Both numbers exactly, also where the share or the round is met exactly."""
     for case in PIPELINES:
         arguments = case.stages, case.share, case.stage_ms, case.transfer_ms
-        given = pair(call(PUZZLE, listing(answer, 2), *arguments, on=str(case)))
-        if given is None:
-            raise _refused("batches", "returned something else", SHAPE)
-        _judge_batches(given[0], case)
-        _judge_groups(given[1], case)
+        given = call(PUZZLE, listing(answer, 2), *arguments, on=str(case))
+        two = pair(given)
+        if two is None:
+            raise _refused("batches", f"returned {shown(given)}", SHAPE)
+        _judge_batches(two[0], case)
+        _judge_groups(two[1], case)
     first = PIPELINES[1]
     whys = f"{first.micro_batches} and {first.groups} for the second", "all stages busy, and none too many"
     return Verdict(PUZZLE, [Tick(name, True, why) for name, why in zip(TICKS, whys, strict=True)],

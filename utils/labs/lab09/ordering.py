@@ -49,7 +49,7 @@ def drawn(orders: Orders | None, times: tuple[float, float] = TIMES[0], target: 
     whole = all(len(plan.runs) == 2 * size.stages * size.micro_batches for plan in runs.values())
     bound = (size.micro_batches + size.stages - 1) * sum(times) if whole else None
     return timeline(runs, critical=False, unit="units", bound=bound, bound_kind="target" if whole else "",
-                    title=f"{size}, forward {times[0]:g}, backward {times[1]:g}")
+                    title=f"{size}, forward {times[0]:g}, backward {times[1]:g}{'' if whole else ': until it stops'}")
 
 
 # --- each task once ------------------------------------------------------------------------------------------------
@@ -81,7 +81,7 @@ def _missing(tasks: list[Task], missing: list[Task], size: Size) -> str:
     if len(backwards) == len(missing) and missing[-1] == ("B", size.micro_batches - 1):
         return (f"The last backwards are missing, {len(missing)} of them: when the last forward is done, the "
                 "micro-batches that the stage still keeps have to be worked off.")
-    return f"{len(missing)} of {2 * size.micro_batches} tasks are missing.{_few(size)}"
+    return f"{len(tasks)} of {2 * size.micro_batches} tasks are there.{_few(size)}"
 
 
 def _few(size: Size) -> str:
@@ -122,7 +122,7 @@ def _judge_memory(orders: Orders) -> None:
         held = [n for what, n in orders.of[stage][:at + 1] if what == "F" and n not in done]
         says = (f"After {_say(orders.of[stage][at])} stage {stage} keeps the activations of {len(held)} micro-batches, "
                 f"{', '.join(map(str, held))}; at most {most} are allowed. {_many(orders, stage)}")
-        raise _refused("memory", f"{max(kept)} micro-batches on stage {stage}, {orders.size}", says,
+        raise _refused("memory", f"stage {stage} keeps {max(kept)}, not {most}, {orders.size}", says,
                        drawn(orders))
 
 

@@ -161,12 +161,12 @@ def _slots_refused(queue: Queue, at: int, held: list[int], on: str) -> Refused:
     slow = queue.products[queue.settled[at] + 1]
     plan = _delayed(queue, entry, slow)
     victim, reader = queue.entries[others[0]], queue.products[queue.readers[others[0]]]
-    says = [_why_full(queue, victim, reader)]
+    says, forgotten = [_why_full(queue)], _forgotten(queue)
     says.append(f"When {entry} starts, at {plan.runs[entry[:2]].start:g}, both slots may still be needed: "
                 + " and ".join(f"layer {queue.entries[h].task[1]} for {say(queue.products[queue.readers[h]])}"
                                for h in others[:SLOTS])
                 + f". It overwrites layer {victim.task[1]}; {say(reader)} ends at {plan.runs[reader].end:g}.")
-    if len(others) == SLOTS:
+    if len(others) == SLOTS and not forgotten:
         says.append(f"\nLet it wait: {_with_wait(entry, reader)}")
     why = f"{len(held)} layers whole at once, {on}" if len(held) > SLOTS + 1 else \
         f"{entry} can overwrite what {say(reader)} reads, {on}"
@@ -174,22 +174,26 @@ def _slots_refused(queue: Queue, at: int, held: list[int], on: str) -> Refused:
                     _race(queue, plan, [entry[:2], slow]))
 
 
-def _why_full(queue: Queue, victim: Entry, reader: Task) -> str:
+def _forgotten(queue: Queue) -> list[Task]:
+    """Backward products that would need a gather of their own, and have none."""
+    missing = [task for task in queue.products if task[0] == "B" and ("gather", task) not in queue.at]
+    return [task for task in missing if task[1] < queue.layers - 1] if queue.layers > SLOTS else []
+
+
+def _why_full(queue: Queue) -> str:
     gathers = [entry for entry in queue.entries if entry.what == "gather"]
     most = max(len(queue.held(queue.at[entry[:2]])) for entry in gathers)
     if not any(entry.after for entry in gathers) and most > SLOTS + 1:
         return f"Nothing holds the gathers back: up to {most} layers would be whole at once."
-    kept = [task for task in queue.products if task[0] == "B" and task[1] < queue.layers - 1
-            and ("gather", task) not in queue.at]
-    if kept and queue.layers > SLOTS:
+    if kept := _forgotten(queue):
         return (f"There is no gather for {' and '.join(map(say, kept[:2]))}{', …' * (len(kept) > 2)}: what F "
                 f"{kept[0][1]} was given would have to stay in its slot until {say(kept[0])}.")
     return ""
 
 
 def _with_wait(entry: Entry, task: Task) -> str:
-    after = tuple(dict.fromkeys((*entry.after, task)))
-    return f"({entry.what!r}, {entry.task!r}, {after[0] if len(after) == 1 else list(after)!r})"
+    """A later product than all that it waits for yet."""
+    return f"({entry.what!r}, {entry.task!r}, {task!r})"
 
 
 def _delayed(queue: Queue, entry: Entry, slow: Task) -> dag.Schedule:
@@ -230,7 +234,7 @@ def _costly(queue: Queue, plan: dag.Schedule, best: dag.Schedule) -> str:
             return f"{say(task)} waits for its gather from {ready:g} to {plan.runs[task].start:g}. " \
                 + _late(queue, plan, queue.at[queue.source(task)])
     left = sum(plan.runs[entry[:2]].end > plan.runs[queue.products[-1]].end for entry in queue.entries)
-    return (f"When the last product has ended, the link still has {left} collectives to run, one after the other. It "
+    return (f"when the last product has ended, the link still has {left} collectives to run, one after the other. It "
             "could have run some of them beside earlier products.")
 
 

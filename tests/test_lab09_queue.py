@@ -117,8 +117,8 @@ WRONG = {
     "numbers for products": (queues(last=lambda queue, layers: [(what, n, n) for n, (what, *_) in enumerate(queue)]),
                              "is no collective"),
     "nothing": (lambda layers: [], "no gather for F 0"),
-    "a number": (lambda layers: layers, "Return a list of (what, task, after)"),
-    "a mapping": (lambda layers: dict.fromkeys(range(3)), "Return a list of (what, task, after)"),
+    "a number": (lambda layers: layers, "Return a list of (what, product, after)"),
+    "a mapping": (lambda layers: dict.fromkeys(range(3)), "Return a list of (what, product, after)"),
     "none": (lambda layers: None, "returned None"),
     "raises": (lambda layers: layers[0], "it raised TypeError"),
     "breaks with one layer": (queues(last=lambda queue, layers: [queue[0], queue[1], queue[2], *queue[3:]]),
@@ -226,6 +226,15 @@ def test_the_target_is_close_to_the_best_order(times):
         assert best <= worked <= best + times.scatter + 1e-9
         if times.gather + times.scatter <= times.backward:
             assert worked == pytest.approx(best, rel=1e-12)
+
+
+def test_the_target_is_the_lessons_training_step():
+    lesson = import_lesson("09_hide_the_network")
+    for times in queueing.RATIOS:
+        for layers in (1, 2, 3, 8):
+            step = lesson.training_step(layers, *times)
+            made = run(queueing.target(layers).graph(times)).makespan
+            assert made == pytest.approx(run(step).makespan, rel=1e-12)
 
 
 @pytest.mark.parametrize("answer", [one_gather_less, as_soon_as_it_can, next_gather_first])

@@ -23,7 +23,7 @@ RATIOS = tuple(Times(*each) for each in ((1, 2, 0.5, 0.5), (1, 2, 0.9, 0.9), (1,
                                          (1, 2, 1.4, 0.5), (2, 2, 0.75, 1.25)))
 DRAWN_LAYERS = 8          # a picture of more is no help
 ROUNDING = 1e-9
-SHAPE = ('Return a list of (what, task, after): "gather" or "scatter", a product such as ("F", 0), and the product to '
+SHAPE = ('Return a list of (what, product, after): "gather" or "scatter", a product such as ("F", 0), and the one to '
          "wait for, or None.")
 
 

@@ -17,6 +17,7 @@ from utils.labs import lab08
 from utils.lessons import import_lesson
 from utils.trace import Trace, TraceError, TraceWarning
 
+lab08_solution = import_lesson("solutions/08_cuda_graphs")
 NUMERICS = pytest.mark.parametrize("numerics", ["exact", "adversarial"])
 
 # --- a race is no equal result, however it is compared
@@ -229,7 +230,7 @@ def carries_an_index_too_far(tokens, sources, before, ids):
 
 def knows_the_tensor(step, example):
     """What a replay gave is given again for the same tensor, whatever is in it."""
-    run, kept = import_lesson("solutions/08_cuda_graphs").graphed(step, example), {}
+    run, kept = lab08_solution.graphed(step, example), {}
 
     def again(x):
         if kept.get("x") != x.data_ptr():
@@ -238,7 +239,18 @@ def knows_the_tensor(step, example):
     return again
 
 
+class SkipsTheSame(lab08_solution.TwoGraphs):
+    last = None
+
+    def replay(self, n):
+        if n != self.last:
+            super().replay(n)
+        self.last = n
+        return self.outputs[n]
+
+
 @pytest.mark.parametrize("puzzle, answer, words", [
+    ("TwoGraphs", SkipsTheSame, "graph 1 was not replayed"),
     ("carry_over", carries_an_index_too_far, "an operation on the GPU failed IndexError: index 1 is out of bounds"),
     ("graphed", knows_the_tensor, "the same tensor again, with other numbers")])
 def test_answers_are_refused_for_the_right_reason(puzzle, answer, words):

@@ -221,6 +221,10 @@ def _wrong_output(n: int, seen: Any, right: Any, last: int, turn: int) -> Wrong 
         return Wrong(f"graph {n} was replayed, too",
                      f"{says}: that is what graph {n} makes of the inputs written since, and replay({n}) was not "
                      f"called for them. Does replay({1 - n}) replay graph {n}?")
+    if any(torch.equal(seen, _right(seen.shape[0], n, earlier)) for earlier in range(last)):
+        return Wrong(f"graph {n} was not replayed",
+                     f"{says}: that is what it gave for inputs of an earlier round. The caller has written new ones "
+                     f"into the same tensor since: replay({n}) replays, each time.")
     if 1 - n in behind:
         return Wrong(f"the output of graph {n} was overwritten",
                      f"{says}: graph {1 - n} was replayed since. {IN_POOL.format(n=n, other=1 - n)}")

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from benchmarks import all_gather
+from benchmarks import all_gather, all_gather_tables
 from benchmarks.all_gather_models import (
     COPIES,
     FIRST_IN,
@@ -84,6 +84,17 @@ def test_two_stages(run):
         assert row["micro_batches"] == m and row["formula"] == pytest.approx(1 / (m + 1), abs=1e-4)
         assert set(row["wrong"].values()) == {0}
         assert all(len(found["all"]) == SIZES["stage_repeats"] for found in row["bubble_share"].values())
+
+
+def test_its_tables_have_a_row_for_every_program(run):
+    made = list(all_gather_tables.tables(run[0]))
+    by_corner = {all_gather_tables.corner(table).strip(): table for table in made}
+    assert len(by_corner) == len(made) == 10
+    for part in ("mlp", "llama"):
+        ways = run[0][part]["rows"][0]["ways"]
+        assert all(f"\n| {way} | {found['ms']['median']:.2f}" in by_corner[f"{part}, ms per call"]
+                   for way, found in ways.items())
+    assert by_corner["micro-batches"].count("\n| ") == len(SIZES["micro"])
 
 
 def test_what_it_ran_on(run):

@@ -24,7 +24,7 @@ TRIES = 3                        # likely boundaries tried before the text is sc
 TOKEN = re.compile(STRING + rb"|[\[\]{}]", re.DOTALL)
 BLANK = re.compile(rb"\s*")
 SCALAR = re.compile(rb'[^\s,:\]}"\[{]+')
-PLAIN = re.compile(r"[\w ,.:/()-]*")      # keys, phases and categories that any profiler writes
+DAMAGE = re.compile(r"[\x00-\x1f\\?\ufffd]")       # what mending leaves where the text was damaged
 MORE, END, CUT = "more", "end", "cut"
 STAMP = re.compile(rb'"ts"\s*:\s*(-?[0-9][0-9.eE+-]*)')
 
@@ -201,7 +201,7 @@ class EventText:
         """Of what was mended: a damaged key, ``ph`` or ``cat`` hides what the row is, and has no sure repair."""
         for index, event in enumerate(events):
             words = (*event, event.get("ph"), event.get("cat")) if isinstance(event, dict) else ()
-            odd = next((word for word in words if isinstance(word, str) and not PLAIN.fullmatch(word)), None)
+            odd = next((word for word in words if isinstance(word, str) and DAMAGE.search(word)), None)
             if odd is not None:
                 problem = f"the text {odd!r} of this event is damaged, so nobody knows what it is; copy the file again"
                 raise self.source.fail(self.element_offset(start, index), problem)

@@ -59,13 +59,20 @@ class Seen:
         left = ends[begun[begun >= 0]] - self.gathers[0][begun >= 0]
         return left[left > 0]
 
-    def in_company(self, what: intervals.Intervals, company: intervals.Intervals) -> tuple[Times, Times]:
-        """Durations in us of those that have the other kind beside them at least half of the time, and of the rest."""
-        beside = np.array([intervals.measure(intervals.clip(company, start, end))
-                           for start, end in zip(*what, strict=True)])
-        durations = what[1] - what[0]
-        most = 2 * beside >= durations
-        return durations[most], durations[~most]
+    def beside_gathers(self) -> tuple[Times, Times]:
+        """Durations in us of the products with gathers beside them for 15 % of their time or more, and of the rest."""
+        return in_company(self.products, self.gathering, 0.15)
+
+    def beside_products(self) -> tuple[Times, Times]:
+        """Durations in us of the gathers with products beside them for half of their time or more, and of the rest."""
+        return in_company(self.gathers, self.computing, 0.5)
+
+
+def in_company(what: intervals.Intervals, company: intervals.Intervals, part: float) -> tuple[Times, Times]:
+    durations = what[1] - what[0]
+    beside = np.array([intervals.measure(intervals.clip(company, *span)) for span in zip(*what, strict=True)])
+    enough = beside >= part * durations
+    return durations[enough], durations[~enough]
 
 
 def seen(path: Path) -> Seen:
@@ -114,7 +121,7 @@ SEEN: dict[str, dict[str, Callable[[Seen], str]]] = {
     "two calls, µs": {
         "gathers": lambda found: str(found.gathers[0].size),
         "begun while a product ran: before its end": lambda found: counted(found.before_the_end_us()),
-        "products mostly beside a gather": lambda found: counted(found.in_company(found.products, found.gathering)[0]),
-        "other products": lambda found: counted(found.in_company(found.products, found.gathering)[1]),
-        "gathers mostly beside a product": lambda found: counted(found.in_company(found.gathers, found.computing)[0]),
-        "other gathers": lambda found: counted(found.in_company(found.gathers, found.computing)[1])}}
+        "products beside a gather": lambda found: counted(found.beside_gathers()[0]),
+        "other products": lambda found: counted(found.beside_gathers()[1]),
+        "gathers beside a product": lambda found: counted(found.beside_products()[0]),
+        "other gathers": lambda found: counted(found.beside_products()[1])}}

@@ -18,13 +18,14 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from benchmarks.all_gather_models import GATHERS, RESIDENT
+from benchmarks.all_gather_models import COPIES, GATHERS, RESIDENT
 from benchmarks.all_gather_spans import SEEN, Seen, seen
 from benchmarks.onload_tables import grid, interval
-from benchmarks.onload_windows import ratio
+from benchmarks.onload_windows import ratio, summary
 
 UNSTEADY_PERCENT = 10           # from this spread on a table says between what times a median lies
-GIB = 2**30
+MIB, GIB = 2**20, 2**30
+COPIES_ALONE = "copies alone"
 SECTION = "## Layers gathered from another GPU, two H200s\n"
 
 
@@ -34,7 +35,7 @@ def tables(result: dict[str, Any], folder: Path | None = None) -> Iterator[str]:
     if {"rates", "copies"} <= set(measured):
         yield link(result)
     if "mlp" in measured:
-        yield from of_model(result["mlp"], "mlp")
+        yield from of_model(with_copies(result), "mlp")
         names = [found["file"] for found in result["mlp"].get("traces", [])]
         if folder is not None and names:
             yield from recorded({name: seen(folder / name) for name in names})
@@ -72,13 +73,15 @@ def of_model(part: dict[str, Any], name: str) -> Iterator[str]:
 
 
 def ways(part: dict[str, Any]) -> list[str]:
-    """All programs, the two sides of the bound first."""
-    return list(dict.fromkeys([RESIDENT, GATHERS, *(name for row in part["rows"] for name in row["ways"])]))
+    """All programs, the sides of the bound first."""
+    names = dict.fromkeys(name for row in part["rows"] for name in row["ways"])
+    return [name for name in (RESIDENT, GATHERS, COPIES_ALONE) if name in names] + [
+        name for name in names if name not in (RESIDENT, GATHERS, COPIES_ALONE)]
 
 
 def gathered(part: dict[str, Any]) -> list[str]:
     """The programs that both gather and compute."""
-    return [name for name in ways(part) if name not in (RESIDENT, GATHERS)]
+    return [name for name in ways(part) if name not in (RESIDENT, GATHERS, COPIES_ALONE)]
 
 
 def by_tokens(part: dict[str, Any], corner: str, rows: Iterable[tuple[str, list[str]]]) -> str:
@@ -100,22 +103,46 @@ def time(way: dict[str, Any]) -> str:
 
 def over_bound(part: dict[str, Any], name: str) -> str:
     return by_tokens(part, f"{name}, over max(gathers alone, products)", (
-        (way, [interval(row["ways"][way]["over_bound"]) if way in row["ways"] else "" for row in part["rows"]])
+        (way, [interval(over(row["ways"], way)) if way in row["ways"] else "" for row in part["rows"]])
         for way in gathered(part)))
 
 
 def hidden(part: dict[str, Any], name: str) -> str:
-    """Only of programs whose gathers are those that were measured alone."""
     return by_tokens(part, f"{name}, hidden of the shorter one", (
         (way, [percent(share(row["ways"], way)) if way in row["ways"] else "" for row in part["rows"]])
-        for way in gathered(part) if "copy engines" not in way))
+        for way in gathered(part)))
+
+
+def both_alone(row: dict[str, Any], way: str) -> list[tuple[float, float]]:
+    """ms of gathers and of products in each repeat; of the gathers that this way makes."""
+    gathers = row[COPIES_ALONE if way == COPIES and COPIES_ALONE in row else GATHERS]
+    return list(zip(gathers["ms"]["all"], row[RESIDENT]["ms"]["all"], strict=True))
+
+
+def over(row: dict[str, Any], way: str) -> dict[str, Any]:
+    return ratio(row[way]["ms"]["all"], [max(pair) for pair in both_alone(row, way)])
 
 
 def share(row: dict[str, Any], way: str) -> dict[str, Any]:
     """(gathers + products - call) / min(gathers, products): 1 at the bound, 0 in turn, below 0 where it took longer."""
-    together = list(zip(*(row[name]["ms"]["all"] for name in (GATHERS, RESIDENT, way)), strict=True))
-    return ratio([gathers + products - call for gathers, products, call in together],
-                 [min(gathers, products) for gathers, products, _ in together])
+    pairs = both_alone(row, way)
+    saved = [sum(pair) - call for pair, call in zip(pairs, row[way]["ms"]["all"], strict=True)]
+    return ratio(saved, [min(pair) for pair in pairs])
+
+
+def with_copies(result: dict[str, Any]) -> dict[str, Any]:
+    """The MLP's part with its layers' copies alone: so many times one of them in the table of the link."""
+    part = result["mlp"]
+    shape = part["shape"]
+    found = [row["ms"] for row in result.get("copies", {}).get("rows", []) if row["mib"] * MIB == shape["layer_bytes"]]
+    if not found or COPIES not in ways(part):
+        return part
+    ms = round(shape["layers"] * found[0], 4)
+
+    def ways_with(row: dict[str, Any]) -> dict[str, Any]:
+        repeats = len(row["ways"][RESIDENT]["ms"]["all"])
+        return row["ways"] | {COPIES_ALONE: {"ms": summary(repeats * [ms]), "wrong_calls": 0}}
+    return part | {"rows": [row | {"ways": ways_with(row)} for row in part["rows"]]}
 
 
 def percent(found: dict[str, Any]) -> str:

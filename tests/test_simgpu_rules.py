@@ -239,3 +239,21 @@ def test_a_product_in_place_takes_as_long_as_one_that_is_not(in_place, like):
             product(a, b, c)
             took.append(gpu.trace().busy_us("kernel"))
     assert took[0] == took[1] > 2 * 1024 * 2048 * 2048 / simgpu.RTX_5060_LAPTOP.peak_flops("float32") * 1e6
+
+
+def test_the_layout_of_pointwise_results_that_is_found_without_torch_is_torchs():
+    from itertools import product
+
+    from utils.simgpu.geometry import of
+    from utils.simgpu.infer import _whole_shape
+
+    sides = [torch.empty(shape, device="meta") for shape in ((), (3,), (1, 3), (2, 1), (2, 3), (1, 1), (4, 1, 3))]
+    sides += [torch.empty(3, 2, device="meta").t(), sides[1][None], sides[1][:, None], sides[4][:, None]]
+    sides += [torch.empty_strided((3, 1), (1, 0), device="meta"), torch.empty_strided((3, 1), (1, 7), device="meta")]
+    known = 0
+    for one, other in product(sides, sides):
+        whole = _whole_shape([of(one), of(other)])
+        if whole is not None:
+            found, known = torch.add(one, other), known + 1
+            assert found.shape == whole and found.stride() == torch.empty(whole, device="meta").stride()
+    assert known > 60

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import zip_longest
 from typing import Any, NamedTuple
 
 import torch
@@ -148,7 +149,8 @@ def _form(info: OpInfo, tensors: Sequence[SimTensor], args: Any, kwargs: dict[st
             for key, value in kwargs.items()
         }
         if info.pointwise and not info.mutated and not info.is_view and "memory_format" not in kwargs:
-            result = _pointwise(info, args, kwargs, list(metas.values()))
+            whole = _whole_shape([t.geometry for t in tensors])
+            result = _pointwise(info, args, kwargs, whole, list(metas.values()))
         else:
             result = info.func(*meta_args, **meta_kwargs)
     single = isinstance(result, torch.Tensor)
@@ -228,8 +230,27 @@ def _linear(first: Geometry, weight: Geometry, bias: Geometry | None = None) -> 
     return dense((*first.shape[:-1], *rows), first.dtype)
 
 
-def _pointwise(info: OpInfo, args: Any, kwargs: dict[str, Any], metas: list[torch.Tensor]) -> Any:
-    """Layout from a meta addition, dtype from the operator on one element (its meta kernel may import a compiler)."""
+def _whole_shape(inputs: list[Geometry]) -> tuple[int, ...] | None:
+    """Shape of a pointwise result that is contiguous, as all its inputs are; None where one is not, or has nothing."""
+    sizes = [set(given) for given in zip_longest(*(reversed(g.shape) for g in inputs), fillvalue=1)]
+    if any(len(given - {1}) > 1 or 0 in given for given in sizes):
+        return None
+    whole = [max(given) for given in sizes]
+    return tuple(reversed(whole)) if all(_in_order(g, whole) for g in inputs) else None
+
+
+def _in_order(g: Geometry, whole: list[int]) -> bool:
+    """Whether the strides are the usual ones, from the last dimension on, but for those that are repeated."""
+    usual = reversed(dense(g.shape, g.dtype).stride)
+    dims = zip(reversed(g.shape), reversed(g.stride), usual, whole, strict=False)
+    return all(step == other or (size < full and not step) for size, step, other, full in dims)
+
+
+def _pointwise(
+    info: OpInfo, args: Any, kwargs: dict[str, Any], whole: tuple[int, ...] | None, metas: list[torch.Tensor]
+) -> Any:
+    """Layout from a meta addition where it needs one, dtype from the operator on one element: kernels of the meta
+    device import PyTorch's compiler, which takes more than a second."""
 
     def one(tensor: SimTensor) -> torch.Tensor:
         return torch.ones((1,) * len(tensor.geometry.shape), dtype=tensor.geometry.dtype)
@@ -240,6 +261,8 @@ def _pointwise(info: OpInfo, args: Any, kwargs: dict[str, Any], metas: list[torc
     )
     if not isinstance(probe, torch.Tensor):
         raise NotImplementedError(f"{info.name} returns {type(probe).__name__}")
+    if whole is not None:
+        return torch.empty(whole, dtype=probe.dtype, device="meta")
     total = metas[0].to(torch.float32)
     for other in metas[1:]:
         total = torch.add(total, other.to(torch.float32))

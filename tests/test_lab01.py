@@ -411,6 +411,8 @@ WRONG = [
     ("best_to_halve", whole_numbers_only, "halving"),
     ("best_to_halve", longest_common_critical, "another path is the longest"),
     ("best_to_halve", lambda g: [1, 2], "Return one of this graph's tasks"),
+    ("best_to_halve", lambda g: best_to_scale(g, 1 / 4), "Halving B saves 3.5 of 17; halving A saves 4"),
+    ("best_to_halve", lambda g: best_to_scale(g, 3 / 4), "Halving A saves 3 of 18; halving B saves 4"),
     ("lower_bound", path_only, "h2d alone has 18 to work off"),
     ("lower_bound", serial_over_all_units, "h2d alone has 18"),
     ("lower_bound", busiest_only, "more workers cannot help it"),
@@ -508,6 +510,15 @@ def backwards(graph):
     turned.add_nodes_from(reversed(list(graph.nodes.items())))
     turned.add_edges_from(graph.edges)
     return turned
+
+
+def best_to_scale(graph, factor):
+    """The task that saves most when it takes ``factor`` of its time."""
+    def length(task):
+        changed = graph.copy()
+        changed.nodes[task]["duration"] *= factor
+        return dag.critical_path(changed).length
+    return min(graph, key=length)
 
 
 def buffers_halved(graph, task):

@@ -201,3 +201,21 @@ def test_rows_keep_their_slots():
         buffers = lesson.Buffers(4)
         buffers.fill(rows)
         assert buffers.host_in[:, :3].tolist() == [[3, 5, 6], [0, 1, 1], [0, 0, 1]]
+
+
+def test_the_synchronous_loop_refuses_what_it_cannot_serve():
+    later = import_lesson("07_async_batching")
+    with simgpu.session(simgpu.H200):
+        ahead = later.AsyncBatching(slots=1, budget=2)
+        ahead.add(lesson.Request("a", [1, 2], 2))
+        with pytest.raises(TypeError, match="AsyncBatching plans a step before the last one's tokens"):
+            lesson.synchronous(lesson.IntegerModel(1, 8), ahead)
+        scheduler = lesson.Batching(slots=1, budget=2)
+        request = lesson.Request("b", [1, 2], 2)
+        scheduler.add(request)
+        scheduler.step(0)                                   # and whatever kept its rows from running
+        with pytest.raises(ValueError, match="b: running since a loop that stopped early"):
+            lesson.synchronous(lesson.IntegerModel(1, 8), scheduler)
+        scheduler.cancel(request)
+        scheduler.add(again := lesson.Request("b", [1, 2], 2))
+        assert lesson.synchronous(lesson.IntegerModel(1, 8), scheduler) == 2 and len(again.tokens) == 2

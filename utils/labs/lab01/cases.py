@@ -47,6 +47,8 @@ def path_cases() -> dict[str, nx.DiGraph]:
         "an odd chain": graph_of({"B": 5, "A": 6}, "B-A"),
         "a shared tail": graph_of(
             {"S": 1, "B": 4, "A": 1, "L": 9, "C": 5, "T": 1}, "S-A-C-T S-L-T B-C A-T"),
+        "a gain that runs out": graph_of({"A": 10, "C": 6, "B": 7}, "A-B C-B"),       # a quarter of B would save more
+        "a gain that lasts": graph_of({"A": 10, "C": 7, "B": 8}, "A-B C-B"),          # three quarters of A would
     }
 
 

@@ -102,6 +102,13 @@ def test_delays_that_nothing_explains_are_those_of_kernels_that_gather():
     assert 800 < long["h200_pageable_b8192"] < 1000
 
 
+@pytest.mark.parametrize("name", [*BUFFERS.values(), "h200x2_copies_b4096", "h200x2_ring_b4096"])
+def test_how_near_is_near_does_not_matter_between_20_and_50_us(name):
+    wide, narrow = (lesson.graph_of(trace_of(name), near_us) for near_us in (50, 5))
+    assert set(wide.edges) == set(graph_of(name).edges)
+    assert sum(lesson.delays(narrow)) >= sum(lesson.delays(wide))
+
+
 @pytest.mark.parametrize("after, edge", [(lesson.NEAR_US - 1, True), (lesson.NEAR_US + 1, False)])
 def test_a_start_right_after_an_end_in_another_stream_is_an_edge_and_a_later_one_a_delay(after, edge):
     start = 100 + after

@@ -38,7 +38,7 @@ class Job:
         each = (f"{self.weight_bytes} + {self.gradient_bytes} + {self.optimizer_bytes} bytes" if self.training else
                 f"{self.weight_bytes} byte{'s' * (self.weight_bytes > 1)}")
         return (f"{'training' if self.training else 'inference'}, {self.parameters / 1e9:g}e9 parameters, {each} each, "
-                f"stage {self.stage}, {self.gpus} GPUs, budget {self.budget_bytes / 1e9:g} GB")
+                f"stage {self.stage}, {self.gpus} GPU{'s' * (self.gpus > 1)}, budget {self.budget_bytes / 1e9:g} GB")
 
     @property
     def sizes(self) -> dict[str, int]:
@@ -76,9 +76,10 @@ JOBS = (
     Job(13_000_000_000, 2, True, 32, 26_000_000_000),           # the weights alone fill it
     Job(13_000_000_000, 2, True, 16, 80_000_000_000, 2, 4, 12),
     Job(8_000_000_000, 1, True, 16, 48_000_000_000, 2, 2, 8),   # 4 exactly
-    Job(70_000_000_000, 3, False, 8, 24_000_000_000),
+    Job(13_000_000_000, 3, True, 1, 240_000_000_000, 2, 4, 12),  # one GPU is enough
+    Job(70_000_000_000, 3, False, 4, 24_000_000_000),            # 6, more than there are
     Job(70_000_000_000, 2, False, 8, 80_000_000_000),
-    Job(70_000_000_000, 1, False, 8, 141_000_000_000),
+    Job(70_000_000_000, 1, False, 8, 140_000_000_000),           # the weights alone fill it, and nothing is shared
     Job(405_000_000_000, 3, False, 16, 65_000_000_000, 1),
 )
 
@@ -113,10 +114,13 @@ def _explain_bytes(nbytes: float, job: Job) -> str:
     backwards = dict(reversed(sizes.items()))
     guesses = [
         *([] if job.training else [(TRAINED, stored(job, trained, other, gpus)) for other in range(4)]),
+        *([] if job.training else [("Inference stores no gradients.",
+                                    stored(job, sizes | {"gradients": job.gradient_bytes}, stage, gpus))]),
         *((f"{STAGES} That is stage {n}.", stored(job, sizes, n, gpus)) for n in range(4) if n != stage),
         (FORGOTTEN, stored(job, sizes | {"optimizer": 0}, stage, gpus)),
         (f"A gradient takes {sizes['gradients']} bytes here, and not {doubled['gradients']}.",
-         stored(job, doubled, stage, gpus)),
+         stored(job, doubled, stage, gpus) if job.training else 0),
+        *_usual(job),
         (BACKWARDS, stored(job, backwards, stage, gpus)),
         ("At stage n only the n-th part would be shared then. The earlier ones are, too.",
          stored(job, sizes, stage, gpus, first=stage)),
@@ -130,6 +134,14 @@ def _explain_bytes(nbytes: float, job: Job) -> str:
     ]
     near = [says for says, wrong in guesses if wrong and abs(nbytes - wrong) <= NEAR * wrong]
     return near[0] if near else f"{STAGES} What is not shared is on every GPU in full."
+
+
+def _usual(job: Job) -> list[tuple[str, float]]:
+    """A size that is another one here."""
+    sizes = job.sizes
+    return [(f"The {name} take{'s' * (name == 'optimizer')} {sizes[name]} byte{'s' * (sizes[name] > 1)} for each "
+             f"parameter here, and not {size}.", stored(job, sizes | {name: size}, job.stage, job.gpus))
+            for name, size in zip(PARTS, (12, 2, 2), strict=True) if sizes[name] not in (0, size)]
 
 
 STAGES = "Stage 1 shares out the optimizer's part, stage 2 the gradients as well, and stage 3 also the weights."
@@ -157,8 +169,9 @@ def _why(job: Job) -> str:
     budget = f"{job.budget_bytes / 1e9:g} GB"
     if job.least is None:
         fixed = job.on_each(10**12)
-        return (f"What stage {job.stage} does not share takes {fixed / 1e9:.5g} GB on every GPU, so that no number of "
-                f"GPUs fits into {budget}: None.")
+        full = "which leaves no room for a share of the rest" if round(fixed) == job.budget_bytes else f"over {budget}"
+        return (f"What stage {job.stage} does not share takes {fixed / 1e9:.5g} GB on every GPU, {full}: no number of "
+                "GPUs is enough, None.")
     fewer = f"; with {job.least - 1} it would be {job.on_each(job.least - 1) / 1e9:.5g}" if job.least > 1 else ""
     return f"With {job.least} each stores {job.on_each(job.least) / 1e9:.5g} GB, at most {budget}{fewer}."
 
@@ -167,7 +180,10 @@ def _explain_gpus(gpus: int | None, job: Job) -> str:
     """Which mistake gives this number, in words."""
     right = job.least
     if gpus is None:
-        return "It does fit: None is for budgets that no number of GPUs meets."
+        filled = right is not None and job.on_each(right) == job.budget_bytes
+        more = (" It fills the budget, and that is allowed." if filled else
+                f" It may be more than the {job.gpus} of job.gpus." if right and right > job.gpus else "")
+        return f"It does fit: None is for budgets that no number of GPUs meets.{more}"
     total = job.parameters * sum(job.sizes.values())
     if right is None or gpus < right:
         over = f"With {gpus} GPU{'s' * (gpus > 1)} each would store {job.on_each(gpus) / 1e9:.5g} GB."

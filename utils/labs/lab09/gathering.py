@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -118,24 +119,32 @@ def _steps(layer: Layer) -> str:
 WHOLE = ("That is the time of the whole layer. A GPU has its own shard already: (N - 1)/N of the layer come over its "
          "link.")
 ONE_SHARD = "That is the time of one shard, the layer divided by N. In N - 1 steps N - 1 of them come."
+TWICE = "That is twice too many: in an all-gather each shard comes once. (An all-reduce takes two such rounds.)"
 ALL_WHOLE = "That has a whole layer come in each of N - 1 steps. It is a shard."
 BITS = "A link in Gb/s moves bits, and 8 of them are a byte; one in GB/s moves bytes."
 DIRECTIONS = ("A rate for both directions together is twice that of each. The ring receives in one of them and sends "
               "in the other: what counts is the rate of one.")
 NO_LATENCY = "The latencies are missing: every step of the ring has one."
 ONE_LATENCY = "The latency is counted once. The ring has N - 1 steps, and each waits for the one before."
+LOG_LATENCIES = "The latency is counted log2(N) times. A ring has N - 1 steps: it passes shards to a neighbour only."
 N_LATENCIES = "The latency is counted N times. Of N shards one is there already: N - 1 steps."
 COUNTED = "weight_bytes is missing: it is bytes that cross the link."
+LATENCY_UNIT = "step_us is in microseconds, and 1000 of them are a millisecond."
+PREFIX = "Prefixes are powers of ten here: a GB is 10^9 bytes."
+SWAPPED = "Is that the number of tokens? Milliseconds come first."
 UNITS = (("That is in seconds: give milliseconds.", 1e-3), ("That is in microseconds: give milliseconds.", 1e3))
 
 
 def _explain_ms(ms: float, layer: Layer) -> str:
     """Which mistakes give this time, in words; the fewest that do."""
     n, seconds = layer.gpus, layer.nbytes / layer.bytes_per_s
-    shares = (("", (n - 1) / n), (WHOLE, 1.0), (ONE_SHARD, 1 / n), (ALL_WHOLE, n - 1.0))
-    rates = (("", 1.0), (BITS, 1 / 8 if layer.unit == "Gb/s" else 8.0))
+    shares = (("", (n - 1) / n), (WHOLE, 1.0), (ONE_SHARD, 1 / n), (ALL_WHOLE, n - 1.0),
+              (TWICE, 2 * (n - 1) / n))
+    rates = (("", 1.0), (BITS, 1 / 8 if layer.unit == "Gb/s" else 8.0), (PREFIX, 1e9 / 2**30))
     ways = (("", 1.0), (DIRECTIONS, 0.5 if layer.both_ways else 2.0))
-    latencies = (("", n - 1), (NO_LATENCY, 0), (ONE_LATENCY, 1), (N_LATENCIES, n)) if layer.step_us else (("", 0),)
+    latencies = (("", n - 1), (NO_LATENCY, 0), (ONE_LATENCY, 1), (N_LATENCIES, n),
+                 (LOG_LATENCIES, math.log2(n)), (LATENCY_UNIT, 1e3 * (n - 1)), (LATENCY_UNIT, 1e-3 * (n - 1))
+                 ) if layer.step_us else (("", 0),)
     sizes = (("", 1.0), (COUNTED, 1 / layer.weight_bytes))
     found = []
     for made in itertools.product(shares, rates, ways, sizes, latencies, (("", 1.0), *UNITS)):
@@ -144,6 +153,8 @@ def _explain_ms(ms: float, layer: Layer) -> str:
         mistakes = list(dict.fromkeys(says for says, _ in made if says))
         if abs(ms - wrong) <= NEAR * wrong and 0 < len(mistakes) <= 2:
             found.append(mistakes)
+    if not found and abs(ms - layer.tokens) <= max(ROUNDED, NEAR * layer.tokens):
+        return SWAPPED
     return " ".join(min(found, key=len)) if found else "How many bytes come over one GPU's link, in how many steps?"
 
 

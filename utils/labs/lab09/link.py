@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice, pairwise
@@ -13,6 +14,7 @@ from ... import dag
 from .reading import is_row, pair, whole
 
 SLOTS = 2
+MANY = 10_000       # of waits that a generator makes, the most that are read
 RESOURCES = {"link": 1, "compute": 1}
 Task = tuple[str, int]              # a product: ("F", layer) or ("B", layer)
 KINDS = {"F": "forward", "B": "backward"}
@@ -64,9 +66,11 @@ def entry_of(value: Any) -> Entry | None:
     if len(items) not in (2, 3) or not isinstance(items[0], str) or items[0] not in ("gather", "scatter"):
         return None
     task, after = task_of(items[1]), items[2] if len(items) == 3 else None
+    after = list(islice(after, MANY)) if isinstance(after, Iterator) else after
     if task is None or after is None or task_of(after):
         return Entry(items[0], task, (task_of(after),) if after is not None else ()) if task else None
-    tasks = [task_of(one) for one in after] if isinstance(after, (set, frozenset)) or is_row(after) else [None]
+    several = isinstance(after, (set, frozenset)) or is_row(after)
+    tasks = [task_of(one) for one in after if one is not None] if several else [None]
     return None if None in tasks else Entry(items[0], task, tuple(tasks))
 
 

@@ -130,6 +130,8 @@ def _judge_groups(given: Any, case: Pipeline) -> None:
             says += " p groups are enough only where transfers take no time: the links have groups on them, too."
         elif count == math.ceil((p * f + (p - 1) * t) / f):
             says += " Is the transfer back to stage 0 counted?"
+        elif count == math.ceil(p + t / f):
+            says += " Is one transfer counted? There are p of them on the way round."
         elif count == right - 1:
             says += " Rounded down? One more is needed."
     else:

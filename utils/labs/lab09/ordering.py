@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from ... import dag
 from ...timeline import timeline
 from ..check import Answer, Refused, call
@@ -14,7 +16,7 @@ from .stages import Orders, Size, Task, one_f_one_b
 PUZZLE = "stage_order"
 TICKS = ("correct", "runs", "memory", "time")
 SIZES = tuple(Size(*each) for each in ((4, 8), (1, 1), (1, 5), (2, 1), (4, 1), (4, 2), (3, 3), (4, 5), (5, 3), (8, 20)))
-TIMES = ((1, 2), (1, 1), (3, 1))     # forward, backward
+TIMES = ((1, 2), (1, 1), (3, 1), (1, 50), (50, 1))   # forward, backward; the last two prove it for any: 50 > m + p
 DRAWN = Size(5, 8)                   # a picture of more is no help
 SHAPE = 'Return a list of ("F", n) and ("B", n): this stage\'s tasks in their order.'
 
@@ -69,11 +71,18 @@ def _read(answer: Answer, stage: int, size: Size) -> tuple[Task, ...]:
             raise _refused("correct", f"there is no {_say(task)}, {on}",
                            f"The micro-batches are 0 to {count - 1}, each with an \"F\" and a \"B\".{_few(size)}")
         if task in tasks:
-            raise _refused("correct", f"{_say(task)} twice, {on}", f"Each task runs once.{_few(size)}")
+            raise _refused("correct", f"{_say(task)} twice, {on}",
+                           f"Each task runs once.{_again(given, size)}{_few(size)}")
         tasks.append(task)
     if missing := [task for task in wanted if task not in tasks]:
         raise _refused("correct", f"{_say(missing[0])} is missing, {on}", _missing(tasks, missing, size))
     return tuple(tasks)
+
+
+def _again(given: Any, size: Size) -> str:
+    """Whether these may be the tasks of several calls."""
+    tasks = len(given) if hasattr(given, "__len__") else 0
+    return " Does every call begin with a new list?" if tasks >= 4 * size.micro_batches else ""
 
 
 def _missing(tasks: list[Task], missing: list[Task], size: Size) -> str:

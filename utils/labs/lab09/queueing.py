@@ -23,8 +23,8 @@ RATIOS = tuple(Times(*each) for each in ((1, 2, 0.5, 0.5), (1, 2, 0.9, 0.9), (1,
                                          (1, 2, 1.4, 0.5), (2, 2, 0.75, 1.25)))
 DRAWN_LAYERS = 8          # a picture of more is no help
 ROUNDING = 1e-9
-SHAPE = ('Return a list of (what, product, after): "gather" or "scatter", a product such as ("F", 0), and the one to '
-         "wait for, or None.")
+SHAPE = ('Return a list of (what, product, after): "gather" or "scatter", a product such as ("F", 0), and the product '
+         "to wait for, a list of several, or None.")
 
 
 @lru_cache(maxsize=16)
@@ -46,11 +46,21 @@ def judge_link_queue(answer: Answer) -> Verdict:
             _judge_time(queue, times, on)
         if layers == LAYERS[0]:
             first = queue
-    whys = ("each product has its layer, each gradient leaves", "no delay sends a gradient too early",
-            "no delay overwrites a layer", f"at most the worked answer's, {len(RATIOS)} ratios")
+    whys = (f"each product has its layer, each gradient leaves; {_gathers(first)}",
+            "no delay sends a gradient too early", "no delay overwrites a layer",
+            f"at most the worked answer's, {len(RATIOS)} ratios")
     return Verdict(PUZZLE, [Tick(name, True, why) for name, why in zip(TICKS, whys, strict=True)],
                    tried=f"{', '.join(map(str, LAYERS[:-1]))} and {LAYERS[-1]} layers, forward:backward:gather:scatter "
                          f"{', '.join(map(str, RATIOS))}", picture=drawn(first, RATIOS[1], beside=False))
+
+
+def _gathers(queue: Queue) -> str:
+    """How many, and what is still in its slot at the turn from forward to backward."""
+    count, turn = sum(entry.what == "gather" for entry in queue.entries), queue.layers - SLOTS
+    kept = f"layer {turn} is still in its slot when B {turn} needs it"
+    return (f"{count} gathers, {queue.layers} layers: {kept}, and you gather it once only" if
+            ("gather", ("B", turn)) not in queue.at else
+            f"{count} gathers, {queue.layers} layers ({kept}: one fewer would do)")
 
 
 def drawn(queue: Queue | None, times: Times, beside: bool = True) -> Picture | None:

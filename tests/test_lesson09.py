@@ -53,14 +53,41 @@ def test_a_gather_takes_what_the_formula_says():
     assert lesson.gather_ms(0, 8, 100, step_us=2) == pytest.approx(0.014)
 
 
-@pytest.mark.parametrize("call", [
-    lambda: lesson.shard(torch.ones(3), 0), lambda: lesson.gather_ms(1, 0, 1), lambda: lesson.gather_ms(1, 2, 0),
-    lambda: lesson.break_even_tokens(8, 450, 682, step_us=2), lambda: lesson.zero_bytes(1, 1, 4),
-    lambda: lesson.training_step(0), lambda: lesson.training_step(2, prefetch="early"),
-    lambda: lesson.training_step(2, ahead=0)])
-def test_what_makes_no_sense_is_refused(call):
-    with pytest.raises(ValueError):
+@pytest.mark.parametrize("call, says", [
+    (lambda: lesson.shard(torch.ones(3), 0), "0 GPUs"), (lambda: lesson.shard(torch.ones(3), -1), "-1 GPUs"),
+    (lambda: lesson.gather_ms(1, 0, 1), "0 GPUs"), (lambda: lesson.gather_ms(1, 2, 0), "0 GB/s"),
+    (lambda: lesson.gather_ms(-1, 2, 1), "-1 bytes"), (lambda: lesson.gather_ms(1, 2, 1, -5), "-5 µs"),
+    (lambda: lesson.break_even_tokens(8, 450, 682, step_us=2), "give its parameters"),
+    (lambda: lesson.break_even_tokens(8, 450, 0), "0 TFLOP/s"), (lambda: lesson.break_even_tokens(0, 450, 1), "0 GPUs"),
+    (lambda: lesson.break_even_tokens(8, 450, 682, -5), "bytes"),
+    (lambda: lesson.zero_bytes(1, 1, 4), "stage 4"), (lambda: lesson.zero_bytes(1, 0, 3), "0 GPUs"),
+    (lambda: lesson.with_link(450, 1), "1 GPUs"), (lambda: lesson.with_link(450, 0), "two GPUs at least"),
+    (lambda: lesson.with_link(0, 4), "0 GB/s"), (lambda: lesson.with_link(450, 4, -2), "-2 µs"),
+    (lambda: lesson.training_step(0), "0 layers"), (lambda: lesson.launches(0), "0 layers"),
+    (lambda: lesson.training_step(2, prefetch="early"), "'early'"), (lambda: lesson.launches(2, "early"), "'early'"),
+    (lambda: lesson.training_step(2, ahead=0), "0 ahead"), (lambda: lesson.launches(2, ahead=-1), "-1 ahead")])
+def test_what_makes_no_sense_is_refused(call, says):
+    with pytest.raises(ValueError, match=says):
         call()
+
+
+@pytest.mark.parametrize("layers", [[], [torch.ones(4, 4), torch.ones(5, 5)], [torch.ones(2, 8), torch.ones(4, 4)],
+                                    [torch.ones(4, 4), torch.ones(4, 4).half()]])
+def test_layers_that_are_not_alike_are_refused(layers):
+    with pytest.raises(ValueError, match=f"{len(layers)} layers of {len(layers)} shapes and types"):
+        lesson.SimulatedRanks(layers, 8)
+    with pytest.raises(ValueError, match="it takes one layer at least"):
+        lesson.Group(layers, device="cpu")
+
+
+def test_a_layer_without_numbers_has_empty_shards():
+    shards = lesson.shard(torch.empty(0, 3), 4)
+    assert [shard.numel() for shard in shards] == [0] * 4 and lesson.gather(shards, (0, 3)).shape == (0, 3)
+
+
+def test_times_below_zero_are_refused_when_a_step_is_planned():
+    with pytest.raises(dag.GraphError, match="cannot take less than no time"):
+        dag.schedule(lesson.training_step(2, forward=-1), NETWORK, fifo=True)
 
 
 @given(st.integers(2, 64), st.integers(10, 900), st.integers(50, 2000), st.integers(0, 20),

@@ -109,12 +109,29 @@ def test_an_order_that_cannot_run_is_refused():
         planned(crossed)
 
 
-@pytest.mark.parametrize("call", [
-    lambda: lesson.gpipe(0, 1), lambda: lesson.one_f_one_b(1, 0), lambda: lesson.interleaved(2, 2, 0),
-    lambda: lesson.interleaved(4, 6, 2), lambda: lesson.bubble_formula(0, 1), lambda: lesson.decode(2, 0, 1)])
-def test_what_makes_no_sense_is_refused(call):
-    with pytest.raises(ValueError):
+@pytest.mark.parametrize("call, says", [
+    (lambda: lesson.gpipe(0, 1), "stages=0"), (lambda: lesson.one_f_one_b(1, 0), "micro_batches=0"),
+    (lambda: lesson.one_f_one_b(4, 8, 0), "in_flight=0"), (lambda: lesson.interleaved(2, 2, 0), "chunks=0"),
+    (lambda: lesson.interleaved(4, 6, 2), "needs a multiple of 4"), (lambda: lesson.bubble_formula(0, 1), "stages=0"),
+    (lambda: lesson.bubble_formula(1, -3), "micro_batches=-3"), (lambda: lesson.decode(2, 0, 1), "groups=0"),
+    (lambda: lesson.decode(2, 1, 0), "steps=0"), (lambda: lesson.pipeline([]), "stages=0"),
+    (lambda: lesson.pipeline([[("F", 0, 0)], [("F", 0, 0), ("B", 0, 0)]]), "the same tasks for every stage"),
+    (lambda: lesson.pipeline([[("F", 0, 0), ("F", 0, 0)]]), "each of them once")])
+def test_what_makes_no_sense_is_refused(call, says):
+    with pytest.raises(ValueError, match=says):
         call()
+
+
+@pytest.mark.parametrize("graph", [
+    lambda: lesson.pipeline(lesson.gpipe(2, 2), 1, 2, -1), lambda: lesson.pipeline(lesson.gpipe(2, 2), -1),
+    lambda: lesson.decode(2, 1, 1, 1, -1)])
+def test_times_below_zero_are_refused(graph):
+    with pytest.raises(dag.GraphError, match="cannot take less than no time"):
+        lesson.scheduled(graph())
+
+
+def test_a_pipeline_that_takes_no_time_has_no_bubbles():
+    assert lesson.bubble_share(planned(lesson.gpipe(2, 2), 0, 0)) == 0
 
 
 # ---- decoding
@@ -151,9 +168,9 @@ def test_the_answers_in_the_lesson():
     assert lesson.break_even_tokens(8, 450, 682, weight_bytes=1) == 664
     assert lesson.bubble_formula(8, 63) == 0.1 > lesson.bubble_formula(8, 64)
     assert lesson.bubble_formula(8, 31, 2) > 0.1 > lesson.bubble_formula(8, 32, 2)
-    tokens = {groups: [lesson.scheduled(lesson.decode(4, groups, steps, 15, 1)).makespan / 2 for steps in (6, 10)]
-              for groups in (4, 5)}
-    assert [(more - few) / 4 for few, more in tokens.values()] == [32, 37.5]
+    tokens = {groups: [lesson.scheduled(lesson.decode(3, groups, steps, 8, 1)).makespan for steps in (6, 10)]
+              for groups in (3, 4)}
+    assert [(more - few) / 4 for few, more in tokens.values()] == [27, 32]
 
 
 @pytest.mark.parametrize("transfer, slower", [(10, False), (11, True)])

@@ -45,7 +45,7 @@ def test_the_ring_gives_what_the_resident_model_gives(run):
         assert set(row["ways"]) == {RESIDENT, *GATHERED, GATHERS, FSDP, FSDP_EXPLICIT}
         assert {row["ways"][name]["wrong_calls"] for name in (RESIDENT, *GATHERED, GATHERS)} == {0}
         assert row["calls"] == SIZES["calls"] * SIZES["repeats"]
-    for row in run[0]["llama"]["rows"]:
+    for row in run[0]["llama"].get("rows", []):            # with transformers
         assert row["ways"][RESIDENT]["wrong_calls"] == row["ways"][RING]["wrong_calls"] == 0
 
 
@@ -89,7 +89,7 @@ def test_two_stages(run):
 def test_its_tables_have_a_row_for_every_program(run):
     made = list(all_gather_tables.tables(run[0]))
     by_corner = {all_gather_tables.corner(table).strip(): table for table in made}
-    assert len(by_corner) == len(made) == 10
+    assert len(by_corner) == len(made) == (10 if "rows" in run[0]["llama"] else 6)      # with transformers, or without
     for part in ("mlp", "llama"):
         ways = run[0][part]["rows"][0]["ways"]
         assert all(f"\n| {way} | {found['ms']['median']:.2f}" in by_corner[f"{part}, ms per call"]

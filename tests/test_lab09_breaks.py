@@ -158,6 +158,9 @@ QUEUES = {
     "one layer gathered twice": (lambda layers: SOLUTION.link_queue(layers) if layers > 1 else [
         ("gather", ("F", 0), None), ("gather", ("B", 0), None), ("scatter", ("B", 0), ("B", 0))],
         "gather B 0 is not needed"),
+    "the other gather at the turn": (lambda layers: [
+        ("gather", ("B", layers - 1), after) if (what, task) == ("gather", ("B", layers - 2)) else (what, task, after)
+        for what, task, after in SOLUTION.link_queue(layers)], "gather B 3 is not needed: its layer is"),
     "a layer more kept": (lambda layers: [item for item in SOLUTION.link_queue(layers) if item[:2] != (
         "gather", ("B", layers - 3))], "There is no gather for B 1"),
 }
@@ -186,7 +189,18 @@ def from_call_to_call():
     return answer
 
 
+def counted_backwards(stage, stages, micro_batches):
+    return SOLUTION.stage_order(stages - 1 - stage, stages, micro_batches)
+
+
+def one_more_on_the_last(stage, stages, micro_batches):
+    return SOLUTION.stage_order(stage - (0 < stage == stages - 1), stages, micro_batches)
+
+
 def test_wrong_orders_are_refused():
+    refused(counted_backwards, "Stage 1 begins with 2 forwards, and stage 0 sends 1", "stage_order")
+    refused(one_more_on_the_last, "1 is enough to be busy until then", "stage_order")
+    refused(lambda stage, stages, m: SOLUTION.stage_order(stage, 4, 8), "There is micro-batch 0 only", "stage_order")
     refused(late_swap, "With forward 1 and backward 50", "stage_order")
     refused(from_call_to_call(), "Does every call begin with a new list?", "stage_order")
     refused(lambda stage, stages, m: LESSON.one_f_one_b(stages, m)[stage], "('F', 0, 0) is no task", "stage_order")

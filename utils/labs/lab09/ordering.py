@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 from ... import dag
@@ -69,7 +70,7 @@ def _read(answer: Answer, stage: int, size: Size) -> tuple[Task, ...]:
             raise _refused("correct", f"{shown(item)} is no task, {on}", SHAPE)
         if task not in wanted:
             raise _refused("correct", f"there is no {_say(task)}, {on}",
-                           f"The micro-batches are 0 to {count - 1}, each with an \"F\" and a \"B\".{_few(size)}")
+                           f'{_numbered(count)} with an "F" and a "B".{_few(size)}')
         if task in tasks:
             raise _refused("correct", f"{_say(task)} twice, {on}",
                            f"Each task runs once.{_again(given, size)}{_few(size)}")
@@ -77,6 +78,10 @@ def _read(answer: Answer, stage: int, size: Size) -> tuple[Task, ...]:
     if missing := [task for task in wanted if task not in tasks]:
         raise _refused("correct", f"{_say(missing[0])} is missing, {on}", _missing(tasks, missing, size))
     return tuple(tasks)
+
+
+def _numbered(count: int) -> str:
+    return f"The micro-batches are 0 to {count - 1}, each" if count > 1 else "There is micro-batch 0 only,"
 
 
 def _again(given: Any, size: Size) -> str:
@@ -116,9 +121,19 @@ def _judge_deadlock(orders: Orders) -> None:
             where = "this stage, which stands behind it" if needed[2] == stage else f"stage {needed[2]}"
             waits.append(f"stage {stage} has come to {what} {n} and waits for {needed[0]} {needed[1]} of {where}")
     if waits:
-        says = f"Nothing goes on any more: {'; '.join(waits[:4])}{'; …' * (len(waits) > 4)}."
+        says = f"Nothing goes on any more: {'; '.join(waits[:4])}{'; …' * (len(waits) > 4)}.{_backwards(orders)}"
         raise _refused("runs", f"{orders.size}: the stages wait for each other", says,
                        drawn(orders, target=False))
+
+
+def _backwards(orders: Orders) -> str:
+    """Whether a stage begins with more forwards than the one before it, in words."""
+    first = [orders.first_forwards(stage) for stage in range(orders.size.stages)]
+    for stage, (before, here) in enumerate(pairwise(first), 1):
+        if 0 < before < here:
+            return (f" Stage {stage} begins with {here} forwards, and stage {stage - 1} sends {before} before it waits for "
+                    "a backward. What is nearer to the end turns round sooner.")
+    return ""
 
 
 def _judge_memory(orders: Orders) -> None:
@@ -145,7 +160,7 @@ def _many(orders: Orders, stage: int) -> str:
                 "behind it: the last stage can turn round at once.")
     if first[stage] > size.most(stage):
         return (f"It begins with {first[stage]} forwards. A micro-batch is back after it has been on the stages "
-                f"behind: {size.most(stage)} are enough to be busy until then.")
+                f"behind: {size.most(stage)} {'is' if size.most(stage) == 1 else 'are'} enough to be busy until then.")
     return "From the first backward on, one backward makes room for one forward."
 
 

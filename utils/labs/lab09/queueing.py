@@ -171,12 +171,13 @@ def _slots_refused(queue: Queue, at: int, held: list[int], on: str) -> Refused:
     slow = queue.products[queue.settled[at] + 1]
     plan = _delayed(queue, entry, slow)
     victim, reader = queue.entries[others[0]], queue.products[queue.readers[others[0]]]
-    says, forgotten = [_why_full(queue)], _forgotten(queue)
+    spare, forgotten = entry.task == ("B", queue.layers - 1), _forgotten(queue)
+    says = [_needless(queue) if spare else _why_full(queue)]
     says.append(f"When {entry} starts, at {plan.runs[entry[:2]].start:g}, both slots may still be needed: "
                 + " and ".join(f"layer {queue.entries[h].task[1]} for {say(queue.products[queue.readers[h]])}"
                                for h in others[:SLOTS])
                 + f". It overwrites layer {victim.task[1]}; {say(reader)} ends at {plan.runs[reader].end:g}.")
-    if len(others) == SLOTS and not forgotten:
+    if len(others) == SLOTS and not forgotten and not spare:
         says.append(f"\nLet it wait: {_with_wait(entry, reader)}")
     why = f"{len(held)} layers whole at once, {on}" if len(held) > SLOTS + 1 else \
         f"{entry} can overwrite what {say(reader)} reads, {on}"
@@ -234,10 +235,8 @@ def _judge_time(queue: Queue, times: Times, on: str) -> None:
 
 def _costly(queue: Queue, plan: dag.Schedule, best: dag.Schedule) -> str:
     """The first product that waits longer than it has to, and why its gather is late."""
-    spare = ("gather", ("B", queue.layers - 1))
-    if spare in queue.at:
-        return (f"gather {say(spare[1])} is not needed: its layer is whole from F {queue.layers - 1} on, which comes "
-                "just before it.")
+    if ("gather", ("B", queue.layers - 1)) in queue.at:
+        return _needless(queue)
     for before, task in zip([None, *queue.products], queue.products, strict=False):
         ready, best_ready = (each.runs[before].end if before else 0 for each in (plan, best))
         if plan.runs[task].start - ready > best.runs[task].start - best_ready + ROUNDING:
@@ -246,6 +245,12 @@ def _costly(queue: Queue, plan: dag.Schedule, best: dag.Schedule) -> str:
     left = sum(plan.runs[entry[:2]].end > plan.runs[queue.products[-1]].end for entry in queue.entries)
     return (f"when the last product has ended, the link still has {left} collectives to run, one after the other. It "
             "could have run some of them beside earlier products.")
+
+
+def _needless(queue: Queue) -> str:
+    """Of the second gather of the last layer."""
+    last = queue.layers - 1
+    return f"gather B {last} is not needed: its layer is whole from F {last} on, which comes just before it."
 
 
 def _late(queue: Queue, plan: dag.Schedule, at: int) -> str:

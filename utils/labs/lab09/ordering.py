@@ -131,8 +131,8 @@ def _backwards(orders: Orders) -> str:
     first = [orders.first_forwards(stage) for stage in range(orders.size.stages)]
     for stage, (before, here) in enumerate(pairwise(first), 1):
         if 0 < before < here:
-            return (f" Stage {stage} begins with {here} forwards, and stage {stage - 1} sends {before} before it waits for "
-                    "a backward. What is nearer to the end turns round sooner.")
+            return (f" Stage {stage} begins with {here} forwards, and stage {stage - 1} sends {before} before it waits "
+                    "for a backward. What is nearer to the end turns round sooner.")
     return ""
 
 

@@ -121,6 +121,50 @@ def test_a_start_right_after_an_end_in_another_stream_is_an_edge_and_a_later_one
     assert dag.schedule(graph).makespan == start + 50
 
 
+@pytest.mark.parametrize("near_us, reason", [(lesson.NEAR_US, "kernel"), (5, "memset")])
+def test_a_memset_is_the_reason_only_where_nothing_else_ended_near(near_us, reason):
+    rows = [call(n, n + 1, n) for n in range(3)]
+    graph = lesson.graph_of(handmade(*rows, span("kernel", 1, 3, 100, 0), span("memset", 1, 102, 104, 1),
+                                     span("h2d", 2, 107, 200, 2)), near_us)
+    [(before, copy)] = graph.graph["inferred"]
+    assert graph.nodes[before]["kind"] == reason and graph.nodes[copy]["kind"] == "h2d"
+
+
+def test_copies_of_the_recorded_double_buffer_wait_for_the_product_before_the_last():
+    graph = graph_of(BUFFERS[16384])
+    copies, products, _ = ring_of(graph)
+    edges = [edge for edge in graph.graph["inferred"] if edge[1] in copies]
+    assert len(edges) == 46 and set(edges) <= set(zip(products[:-2], copies[2:], strict=True))
+    memsets = [data["end"] for _, data in graph.nodes(data=True) if data["kind"] == "memset"]
+    starts = [graph.nodes[copy]["end"] - graph.nodes[copy]["duration"] for _, copy in edges]
+    last = [(min(start - end for end in memsets if end <= start), start - graph.nodes[product]["end"])
+            for start, (product, _) in zip(starts, edges, strict=True)]
+    assert sum(memset < product for memset, product in last) == 33     # by the last end alone
+    assert all(memset < 6.5 for memset, product in last if memset < product)
+
+
+def test_streams_that_take_turns_on_an_engine_look_as_if_they_waited_for_each_other():
+    with simgpu.session(simgpu.H200, numerics="shapes") as device:
+        here = [torch.empty(8192, 8192, dtype=torch.bfloat16, pin_memory=True) for _ in range(6)]
+        there = [torch.empty(8192, 8192, dtype=torch.bfloat16, device="cuda") for _ in range(6)]
+        streams = torch.cuda.Stream(), torch.cuda.Stream()
+        for n in range(6):
+            with torch.cuda.stream(streams[n % 2]):
+                there[n].copy_(here[n], non_blocking=True)
+        torch.cuda.synchronize()
+        trace, truth = device.trace(), device.graph()
+    graph = lesson.graph_of(trace)
+    assert lesson.right_edges(trace, truth) == (0, 5, 0) and sum(lesson.delays(graph)) == 0
+    lane, load = lesson.largest_load(graph)
+    assert lane == "h2d" and load == pytest.approx(lesson.work(graph, "copies")) and load > 0.9 * length(trace)
+
+
+def test_kernels_of_two_streams_may_run_side_by_side():
+    kernels = span("kernel", 1, 2, 102, 1), span("kernel", 2, 2, 92, 2)
+    graph = lesson.graph_of(handmade(call(0, 1, 1), call(1, 2, 2), *kernels))
+    assert lesson.largest_load(graph) == ("compute 1", 100)
+
+
 def test_a_launch_that_comes_late_needs_no_other_reason():
     graph = lesson.graph_of(handmade(call(0, 1, 1), span("h2d", 1, 2, 100, 1), call(90, 98, 2),
                                      span("kernel", 2, 103, 150, 2)))
@@ -158,6 +202,27 @@ def test_spans_that_overlap_in_their_stream_are_cut():
 def test_a_trace_without_a_device_is_refused():
     with pytest.raises(ValueError, match="no span of a device"):
         lesson.graph_of(handmade(call(0, 1, 1)))
+
+
+@pytest.mark.parametrize("name, waits", [("serial_b8192", 0), ("double_buffer_b4096", 96), ("double_buffer_b16384", 96),
+                                         ("pageable_b8192", 96)])
+def test_recordings_hold_the_calls_that_asked_for_waits_but_not_for_what(name, waits):
+    columns = trace_of(f"h200_{name}").columns
+    called = columns["name"] == "cudaStreamWaitEvent"
+    assert called.sum() == waits and set(columns["lane"][called]) <= {"host"}
+    assert len(graph_of(f"h200_{name}").graph["inferred"]) in (waits // 2, waits // 2 - 1, waits // 2 - 3)
+
+
+def test_idle_shares_without_kernels_that_only_wait():
+    idle = {name: lesson.idle_share(graph_of(f"h200x2_{name}")) for name in ("ring_b512", "ring_b4096", "copies_b512")}
+    assert [round(100 * share) for share in idle.values()] == [73, 22, 55]
+    assert trace_of("h200x2_ring_b512").idle_share("kernel") < 0.02
+    nccl = "ncclDevKernel_AllGather_RING_LL", "kernel", 2, 2, 98, 2
+    both = handmade(*(call(n, n + 1, n + 1) for n in range(3)), span("kernel", 1, 10, 30, 1), nccl,
+                    span("kernel", 1, 80, 110, 3))
+    assert lesson.idle_share(lesson.graph_of(both)) == 0.5 and both.idle_share("kernel") == 0
+    with pytest.raises(ValueError, match="no task of kind 'd2h'"):
+        lesson.idle_share(lesson.graph_of(both), "d2h")
 
 
 # ---- what if

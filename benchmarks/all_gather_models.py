@@ -9,8 +9,9 @@ from itertools import pairwise
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
 from benchmarks.all_gather_ranks import first_in, peers_of
@@ -63,7 +64,9 @@ def gathers_alone(gather: Callable[[int, torch.Tensor], None], layers: int, buff
 
 def fsdp(world: World, layers: Sequence[nn.Module], explicit: bool) -> tuple[Program, int]:
     """The layers under fully_shard, each one for itself; explicit: each launches the next one's gather."""
-    mesh = init_device_mesh(world.plain.type, (world.ranks,))
+    # small: not a group of its own, for which PyTorch 2.9 would ask for NCCL beside a simulated device
+    mesh = (DeviceMesh.from_group(dist.group.WORLD, "cpu") if world.small
+            else init_device_mesh(world.plain.type, (world.ranks,)))
     model = Layers(layers)
     for layer in model.layers:
         fully_shard(layer, mesh=mesh, reshard_after_forward=True)

@@ -102,8 +102,11 @@ def raises_another():
         raise ValueError("cleaning up failed")
 
 
-@pytest.mark.parametrize("answer", [endless, never_changes, catches_all, catches_more, catches_and_returns,
-                                    raises_another])
+only_between = pytest.mark.skipif(sys.version_info < (3, 11), reason="3.10 looks at signals inside of the try alone")
+
+
+@pytest.mark.parametrize("answer", [endless, never_changes, catches_all, pytest.param(catches_more, marks=only_between),
+                                    catches_and_returns, raises_another])
 def test_a_loop_that_never_ends_is_refused(way, answer):
     verdict = judge("f", answer)
     assert [(tick.name, tick.holds, tick.why) for tick in verdict.ticks] == [
